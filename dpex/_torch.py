@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
-"""torch 2.6 and later; before, dpex brings it along."""
+"""True for torch 2.6 and later. For earlier releases, dpex implements ``in_order`` itself."""
 
 # -- iterators ---------------------------------------------------------------------------------------------------------
 # BaseDataLoaderIter: base class of dpex's iterators, so that length warnings, seeds and pinning rules are torch's.
@@ -67,7 +67,7 @@ HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
 # -- workers -----------------------------------------------------------------------------------------------------------
 # ExceptionWrapper: carries an exception from a worker to the training process, which raises it as torch does.
 # WorkerInfo: what `get_worker_info()` returns.
-# generate_numpy_seed: the state that a worker's numpy starts with.
+# generate_numpy_seed: makes the seed of numpy's global generator in a worker.
 # collate: the module; `default_collate_fn_map` and `collate_*_fn` are changed and shipped to other machines.
 
 
@@ -77,20 +77,20 @@ def set_worker_info(info: WorkerInfo | None) -> None:
 
 
 def pin_memory(data: Any, device: str | None = None) -> Any:
-    """Copy a batch into page-locked memory by torch's present function, because another library may have replaced
-    it."""
+    """Copy a batch into page-locked memory. torch's function is looked up at each call, because another library may
+    replace it."""
     return pinning.pin_memory(data, device)
 
 
 set_thread_name: Callable[[str], None] = getattr(torch.multiprocessing, "_set_thread_name", lambda name: None)
-"""Name the calling thread for the system, as torch names the thread that pins. Older releases have no such function."""
+"""Set the name of the calling thread in the operating system; does nothing in torch releases without this function."""
 
 # -- pickles of tensors ------------------------------------------------------------------------------------------------
 # rebuild_from_type: the function in the pickle of a tensor of a subclass, or with attributes.
 # rebuild_sparse_tensor: the function in the pickle of a sparse tensor.
 
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
-"""Context in which methods of a tensor's subclass are torch's own."""
+"""Context manager that disables ``__torch_function__`` of tensor subclasses, so that torch's own methods run."""
 
 # -- modes of the calling thread ---------------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ def is_profiled() -> bool:
 
 
 def has_cuda_context(ordinal: int) -> bool:
-    """Return whether this process uses that GPU. CUDA must be initialised; asking changes nothing."""
+    """Return True if this process has a context on GPU ``ordinal``. CUDA must be initialised. None is created."""
     ask = getattr(torch._C, "_cuda_hasPrimaryContext", None)  # not in a build without CUDA
     return ask is None or bool(ask(ordinal))
 

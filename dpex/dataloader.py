@@ -1,4 +1,4 @@
-"""`DpexDataLoader`: torch's DataLoader whose workers may be anywhere and change while training runs."""
+"""`DpexDataLoader`: torch's DataLoader with workers on this machine or a Ray cluster, in a number that may change."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ class DpexDataLoader(BaseLoader[T_co]):
             a batch depends only on the base seed, the epoch and the number of the batch, so that the number and the
             place of workers do not matter. None: ``"worker"`` for a fixed number of workers, ``"batch"`` for
             ``"auto"`` and for asynchronous datasets. ``"auto"`` refuses ``"worker"``, unless ``autotune=False``.
-        autotune: None tunes ``num_workers="auto"`` with the defaults, and keeps a number. An `AutotuneConfig` tunes
-            the number within its limits, starting from ``num_workers``; it needs ``seeding="batch"``, then the default.
-            False tunes nothing, and ``"auto"`` chooses a number once. The number of streams of an iterable dataset
-            determines the samples, so dpex never tunes it. Under ``"auto"`` it is the number of shards that the dataset
-            names (``num_shards``, ``n_shards``, or the URLs of webdataset), at most 8 or the CPUs of this rank,
-            whichever is more, or ``AutotuneConfig(max_streams=...)``. Without named shards a dataset has one stream,
-            and ``iter()`` warns. The tuner still sets the prefetch, and workers that only decode.
+        autotune: None tunes ``num_workers="auto"`` with the defaults, and leaves a given number fixed. An
+            `AutotuneConfig` tunes the number within its limits, starting from ``num_workers``. It needs
+            ``seeding="batch"``, which is then the default. False tunes nothing, and ``"auto"`` chooses a number once.
+            dpex never tunes the number of streams of an iterable dataset, because it determines the samples. Under
+            ``"auto"`` it is the number of shards that the dataset names (``num_shards``, ``n_shards``, or the URLs of
+            webdataset), at most ``AutotuneConfig(max_streams=...)``, by default the larger of 8 and the CPUs of this
+            rank. Without named shards it is 1, and ``iter()`` warns. The prefetch and decoding workers are still tuned.
         device: The device on which batches arrive, such as ``"cuda"``, ``"cuda:1"`` or a `torch.device`. Without an
             index, it is the current device of the thread that calls ``iter()``. The loader copies batches there ahead
             of need, while training computes. None and ``"cpu"`` leave batches on the host.
@@ -103,7 +103,7 @@ class DpexDataLoader(BaseLoader[T_co]):
         metrics_port: The port of the live page and of the metrics for Prometheus. If another process has the port, dpex
             takes a free port. 0 takes a free port, and prints the address on stderr. The endpoint exists from the first
             ``iter()`` until the loader is closed or deleted, and the loaders of a process share it. None:
-            ``$DPEX_METRICS_PORT``, or no metrics unless there is a ``metrics_config``.
+            the port ``$DPEX_METRICS_PORT``. Without it, no metrics unless ``metrics_config`` is given.
         worker_config: The memory of batches in flight, and shared batches; see `WorkerConfig`. None, here and below,
             means the defaults of that class.
         cluster_config: Ray's arguments of remote workers; see `ClusterConfig`.
@@ -131,7 +131,7 @@ class DpexDataLoader(BaseLoader[T_co]):
     """
 
     local_pool: ClassVar[MakesPool | None] = None
-    """Makes the pool of this machine's workers from their setup and their number, in place of dpex's processes.
+    """Factory of the pool of local workers, called with their setup and their number. None: dpex's own processes.
 
     A subclass may set it, see [Use workers of your own](../how-to/extend.md#workers). It needs ``seeding="batch"`` and
     a map-style dataset.
@@ -233,7 +233,7 @@ class DpexDataLoader(BaseLoader[T_co]):
         return new_iterator(self, super()._get_iterator)
 
     def close(self) -> None:
-        """End all workers of all iterators of this loader. It may be called repeatedly, and the loader iterated anew.
+        """End all workers of all iterators of this loader. It may be called repeatedly. The loader stays usable.
 
         Agents end, and so does a private Ray that dpex started, unless another loader uses them. A loader is also a
         context manager that closes itself.
@@ -297,7 +297,7 @@ class DpexDataLoader(BaseLoader[T_co]):
         Raises:
             OptionError: The loader has no workers of dpex, so there is nothing to record. ``with`` raises it, too,
                 while the loader records another timeline.
-            OSError: The file cannot be written, at the end of ``with``.
+            OSError: The file cannot be written. It is raised at the end of ``with``.
         """
         Sizing(self).check_recordable(path)
         return self._runtime.record_timeline(Path(path).expanduser())
@@ -325,7 +325,7 @@ class DpexDataLoader(BaseLoader[T_co]):
     def tuned(self) -> Tuned:
         """The workers and the prefetch that ``"auto"`` has found so far, or the fixed ones. See `dpex.Tuned`.
 
-        Another run begins with them by ``AutotuneConfig(start=...)``. Each rank has its own.
+        Pass them to another run as ``AutotuneConfig(start=...)``, which starts with them. Each rank has its own values.
         """
         return Sizing(self).tuned()
 
@@ -415,8 +415,8 @@ class DpexDataLoader(BaseLoader[T_co]):
             state_dict: The result of `state_dict`, also of another process.
 
         Raises:
-            StateError: The state belongs to another dataset, order, batch size, seed or number of workers, which the
-                message names, or it is invalid. It is a ValueError.
+            StateError: The state is invalid, or belongs to another dataset, order, batch size, seed or number of
+                workers. The message names the difference. It is a ValueError.
         """
         from dpex.loader.states import resume_from
 

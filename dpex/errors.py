@@ -46,8 +46,8 @@ class OptionError(DpexError, ValueError):
 class UsageError(DpexError, RuntimeError):
     """A dataset or a call is used in a place or way that cannot work; the message names it and the remedy.
 
-    Examples are an asynchronous dataset that draws random numbers while it fetches, `batch_seed` outside the making of
-    a batch, and ``next()`` of a loader with a ``device`` while a graph is captured there.
+    Examples are an asynchronous dataset that draws random numbers while it fetches, `batch_seed` called while no batch
+    is being made, and ``next()`` of a loader with a ``device`` during the capture of a graph on this device.
     """
 
 
@@ -86,7 +86,7 @@ class IteratorInterruptedError(DpexError, RuntimeError):
 
     @classmethod
     def of(cls, why: str, *, is_counted: bool = True) -> IteratorInterruptedError:
-        """Return the error for an iterator that ``why`` interrupted; ``is_counted``: a count says where it stands."""
+        """Return the error for an iterator that ``why`` interrupted. ``is_counted``: Whether its position is known."""
         remedy = (
             "To continue after the last batch that next() returned, call "
             "loader.load_state_dict(loader.state_dict()), and then iter(loader)"
@@ -112,7 +112,7 @@ class StateError(DpexError, ValueError):
 
 
 class ShareError(DpexError, ValueError):
-    """Trainings with one ``share`` do not read the same, or cannot meet; the message names both values, or why."""
+    """Trainings with one ``share`` read different data or cannot connect; the message has both values or the cause."""
 
 
 class InternalError(DpexError, RuntimeError):

@@ -21,7 +21,7 @@ Write = Callable[[Mapping[str, float], int], None]
 _INSIDE = ("base_dataloader", "_dataloader")
 """Attributes in which frameworks keep the loader that they wrap: Accelerate's; Fabric's and Ray Train's."""
 _MOST_WRAPPERS = 8
-"""Loaders within loaders that are looked through; more are a loader that contains itself."""
+"""Maximum number of nested wrappers that are unwrapped. It ends the search in a loader that contains itself."""
 
 
 def serve(
@@ -34,8 +34,8 @@ def serve(
     """Let dpex make the batches of a loader of PyTorch's class, from its next ``iter()`` on.
 
     Use it where a framework has built a plain loader, as Accelerate and Ray Train do from yours. ``loader`` keeps its
-    dataset, order, collate function, ``timeout``, ``pin_memory``, ``worker_init_fn`` and ``generator``. Its
-    ``persistent_workers`` becomes False, because the `DpexDataLoader` keeps the workers. A pickle of it is PyTorch's.
+    dataset, order, collate function, ``timeout``, ``pin_memory``, ``worker_init_fn`` and ``generator``, and is pickled
+    as a plain loader. Its ``persistent_workers`` becomes False, because the `DpexDataLoader` keeps the workers.
 
     Args:
         loader: A `torch.utils.data.DataLoader`, or a wrapper of Accelerate, Fabric or Ray Train around it.
@@ -120,11 +120,11 @@ def loader_behind(loader: Any) -> DpexDataLoader[Any] | None:
     """Return the `DpexDataLoader` that makes the batches of a framework's loader; None if none does.
 
     Args:
-        loader: A loader that `serve` was given, one of Lightning or Fabric, one of PyTorch's own class below ``dpex
-            run``, or a wrapper around one of these. A `DpexDataLoader` is returned as it is.
+        loader: A loader that was passed to `serve`, a loader of Lightning or Fabric, a loader of PyTorch's own class
+            under ``dpex run``, or a wrapper around one of these. A `DpexDataLoader` is returned as it is.
 
     Returns:
-        The loader whose ``decisions``, ``stats()``, ``diagnose()``, ``resize()`` and ``close()`` are about it.
+        The loader to use for ``decisions``, ``stats()``, ``diagnose()``, ``resize()`` and ``close()``.
     """
     inner = _innermost(loader)
     stand_in = stand_in_of(inner)
@@ -197,7 +197,7 @@ def write_to(writer: Any) -> Write:
     """Return a function that writes figures to ``writer``.
 
     Raises:
-        OptionError: It is no writer of a known kind.
+        OptionError: The type of ``writer`` is not supported.
     """
     if hasattr(writer, "add_scalar"):
         return lambda values, step: _to_tensorboard(writer, values, step)
@@ -234,8 +234,8 @@ def _to_gauges(meter: Any) -> Write:
 def log_to(writer: Any, *loaders: Any) -> Callable[[int], None]:
     """Return a function that writes figures of the loaders since its last call.
 
-    The names are, below ``dpex/`` and the loader's name: ``wait_ratio``, ``batches_per_s``, ``workers``, ``prefetch``,
-    ``decisions``, and with a GPU ``gpu_stall_ratio``.
+    Each name is ``dpex/``, the loader's name, if it has one, and the figure: ``wait_ratio``, ``batches_per_s``,
+    ``workers``, ``prefetch``, ``decisions``, and with a GPU ``gpu_stall_ratio``.
 
     Args:
         writer: A TensorBoard ``SummaryWriter``, a W&B run or module, the module ``mlflow``, a Lightning logger, an

@@ -59,7 +59,7 @@ class DpexCallback(Callback):  # type: ignore[misc]  # mypy skips the package
                 logger.log_metrics(values, step=trainer.global_step)
 
     def _read(self, trainer: Any) -> None:
-        """Have readings of the loaders of now, and of no other."""
+        """Set the readings to those of the present training loaders. Known loaders keep theirs."""
         known = {id(readings.loader): readings for readings in self._readings}
         behind = [loader_behind(loader) for loader in _loaders(trainer)]
         self._readings = [known.get(id(loader)) or LoaderFigures(loader) for loader in behind]

@@ -54,10 +54,10 @@ class WorkerConfig:
 
     Args:
         memory_budget: The maximum number of bytes of batches in flight, as a number or as a text such as "2G" (powers
-            of 1000) or "2GiB" (powers of 1024). Batches in flight are finished, or assigned to workers.
-            dpex assumes for an assigned batch the size of the largest so far. Larger batches may exceed the limit, by
-            two batches for each local worker and four for each remote worker. A single batch may be larger than the
-            limit. None: only the prefetch limits them.
+            of 1000) or "2GiB" (powers of 1024). A batch is in flight from its assignment to a worker until its
+            delivery. Until it is finished, dpex assumes the size of the largest batch so far. Larger batches may exceed
+            the limit, by two batches for each local worker and four for each remote worker. A single batch may be
+            larger than the limit. None: only the prefetch limits the batches in flight.
         share: The name under which trainings of this machine share batches, for example a sweep of learning rates. Each
             batch is made once for all trainings that read the same data with the same seeds and order. It needs
             ``seeding="batch"`` (then the default), a map-style dataset and workers. The largest number of workers that
@@ -160,8 +160,8 @@ class ClusterConfig:
     Args:
         ray_remote_args: Arguments of ``ray.remote`` for each worker, such as ``{"num_cpus": 2}``. Ray gives them their
             meaning: ``num_cpus`` (default 1), ``memory`` (bytes), ``resources``, ``label_selector``,
-            ``scheduling_strategy`` (``"SPREAD"``, the default, or ``"DEFAULT"``) and ``runtime_env``. A worker needs a
-            part of some resource.
+            ``scheduling_strategy`` (``"SPREAD"``, the default, or ``"DEFAULT"``) and ``runtime_env``. A worker must
+            request more than 0 of some resource.
 
     Raises:
         OptionError: An option has an invalid value. It is a ValueError.
@@ -266,7 +266,7 @@ class MetricsConfig:
         host: The address to serve on. By default only this machine can reach it.
         directory: The directory in which this process announces itself to Prometheus (``file_sd``) and ``dpex top``.
             None: ``$DPEX_METRICS_DIR``, else ``dpex`` in ``$XDG_RUNTIME_DIR``, else ``dpex-<uid>`` in the directory for
-            temporary files. Only this user can read the last.
+            temporary files. Only this user can read ``dpex-<uid>``.
         tls: The files for TLS. None: no TLS.
         allowed_hosts: Further host names that requests without TLS may use. ``.example.org`` is the domain with all
             subdomains, and ``*`` is any name. None: the names in ``$DPEX_METRICS_ALLOWED_HOSTS``, separated by commas.
@@ -298,7 +298,7 @@ class MetricsConfig:
 class LoaderOptions:
     """The options of a loader beyond torch's arguments, each an attribute of its own name.
 
-    The class declares the name, the type and the default of each. `dpex.DpexDataLoader` describes its meaning.
+    The class declares their names, types and defaults. `dpex.DpexDataLoader` describes their meaning.
     """
 
     distribute_mode: bool | Literal["auto"] = False
@@ -323,12 +323,12 @@ def checked(given: Mapping[str, Any], *, is_auto: bool = False, is_asynchronous:
     """Return all options by name, checked: the given options, and the defaults of the others. ``seeding`` is never
     None.
 
-    ``"auto"`` sets ``autotune``: a framework that makes the loader anew copies a number of workers and the options.
+    ``"auto"`` sets ``autotune``, because frameworks that rebuild the loader copy the options and a number of workers.
 
     Args:
-        given: Options by name. None in place of a value with fields is its default.
+        given: Options by name. None for an option that is a dataclass means its default.
         is_auto: True if ``num_workers`` is ``"auto"``.
-        is_asynchronous: True if the dataset is, whose samples do not have torch's seeds.
+        is_asynchronous: True if the dataset is asynchronous. Its samples do not have torch's seeds.
 
     Raises:
         OptionError: An option has a value that is not accepted, alone or beside another one.
@@ -371,7 +371,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a MetricsConfig(...) or None; the port is metrics_port",
     ),
 }
-"""The test of each option that is no value with fields, and its requirement in words."""
+"""The test of each option that is not a dataclass, and its requirement in words."""
 
 
 def _check_each(options: Any) -> None:
@@ -388,7 +388,7 @@ def _check_each(options: Any) -> None:
 
 
 def _check_seeding(options: Any, *, is_auto: bool) -> None:
-    """Raise OptionError for options that need batches which do not depend on the worker that makes them."""
+    """Raise OptionError if an option needs ``seeding="batch"`` and the seeding is ``"worker"``."""
     share, autotune = options.worker_config.share, options.autotune
     shares = f"WorkerConfig(share={share!r}) has other trainings' workers make the batches"
     tunes = "changes the number of workers"
@@ -433,4 +433,4 @@ HELD: Mapping[str, str] = {
     for option, holder in _HOLDERS.items()
     for field in fields(holder)
 }
-"""The notation for options that another option holds, by name."""
+"""Options that are fields of another option, by name, each with its notation, as for `dpex.hints.with_hints`."""

@@ -42,9 +42,9 @@ class LoaderStats:
         batch_bytes: The mean size of a batch.
         ready_bytes: The size of the ready batches, estimated from the mean.
         wait_s: Wall seconds that the training loop spent inside ``next()``, and in the starts of passes.
-        busy_s: The part of ``wait_s`` in which it was not blocked but busy: decoding, handing out work, making batches.
+        busy_s: The part of ``wait_s`` spent busy, not blocked: decoding, handing out work, making batches.
         straggler_s: The part of ``wait_s`` in which later batches were ready and the next one was not.
-        work_s: Wall seconds between two calls of ``next()``. They are the training loop's, not the GPU's.
+        work_s: Wall seconds between calls of ``next()``, summed: time of the training loop, not of the GPU.
         first_batch_s: Seconds from ``iter()`` to the first batch.
         gpu_stall_s: Seconds in which the GPU's stream was idle without data. The first batch of an epoch is left
             out, and the last few are not yet known. None without a GPU.

@@ -36,15 +36,15 @@ def _knob(value: object, low: float, high: float = math.inf, *, whole: bool = Fa
 @hinted
 @dataclass(frozen=True, kw_only=True)
 class AutotuneConfig:
-    """Limits and goals of the tuner behind ``num_workers="auto"``. The tuner derives values of None from measurements.
+    """Limits and goals of the tuner behind ``num_workers="auto"``. dpex determines the limits that are None.
 
     Args:
         max_local: The maximum number of local workers (0 or more). None: as many as memory allows, and at most the CPUs
             of this process, or ``max_waiting`` for workers that mostly wait.
         max_remote: The maximum number of remote workers (0 or more). dpex asks an autoscaler for nodes up to this
             number if more workers speed up training. None: the room of the cluster, without requests for nodes.
-        max_waiting: The maximum number of local workers that mostly wait (1 to 1024). 64 waiting processes take up to
-            some 4 GB, and no measured storage was faster with more from one machine.
+        max_waiting: The maximum number of local workers that mostly wait (1 to 1024). 64, because as many
+            processes take up to about 4 GB, and more did not speed up any measured storage.
         min_local: The minimum number of local workers (0 or more). The tuner ends unused workers above it.
         min_remote: The minimum number of remote workers (0 or more). The tuner ends unused workers above it.
         max_prefetch: The maximum prefetch, in batches (1 or more). None: the limit of the memory.
@@ -53,27 +53,27 @@ class AutotuneConfig:
             without named shards has one stream. None: at most 8, or one for each CPU of this rank if that is more.
             Set it to more if reading mostly waits, or if the ranks' machines have different CPUs, as all ranks need
             the same number. dpex never tunes the number of streams, because it determines the samples of each stream.
-        wait_goal: The acceptable share of the training loop's time lost to loading (0 to 0.5). Below 0.01, a
-            measurement of a second cannot separate it from noise.
-        headroom: The workers' capacity over the demand of the training loop (1 to 3), so that a slower moment costs no
-            wait. 1.2: the times of batches vary by a fifth from one moment to the next.
+        wait_goal: The acceptable share of the training loop's time lost to loading (0 to 0.5). A one-second
+            window cannot tell shares below 0.01 from noise.
+        headroom: The ratio of the workers' batch rate to the training loop's (1 to 3), so that workers that are slow
+            for a moment cause no wait. 1.2, because batch times vary by a fifth from moment to moment.
         gain: The minimum predicted relative gain in rate for more workers, or for a request for more nodes (0.005 to
-            1). Windows cannot show less than 0.04.
-        shrink_after: Windows in a row without waiting before the tuner ends workers (1 to 100). 16: too early costs a
-            wait, while too late costs only CPUs.
+            1). Windows cannot measure a gain below 0.04.
+        shrink_after: Consecutive windows without waiting before the tuner ends workers (1 to 100). 16, because ending
+            them too early costs a wait, and ending them too late only CPUs.
         cluster_weight: The share of a Ray cluster relative to other loaders (0.01 to 100). 1: equal shares. Other
             loaders get the unused part of a share.
-        memory_share: The part of the free memory that workers and batches in flight may fill (0.01 to 0.9). 0.5: the
-            training process's own memory grows after its first steps.
-        interval_s: Seconds between windows once the work is known (0.05 to 60). The first windows are shorter.
+        memory_share: The part of the free memory that workers and batches in flight may fill (0.01 to 0.9). 0.5,
+            because the training process's own memory grows after its first steps.
+        interval_s: Length of a window in seconds (0.05 to 60). Windows after a start or a change are shorter.
         trace: A file for a record of the run, for a report to dpex: some 1.2 kB for each window. dpex fills in
-            ``{pid}`` and ``{rank}``. If the file exists, a new name gets a number. None: the file that the environment
-            variable ``DPEX_TRACE`` names, or no record.
-        start: Where to begin: ``loader.tuned`` of another run, its ``as_dict()``, or the name of a file from its
-            ``save()``, in which dpex fills in ``{pid}`` and ``{rank}``. Limits are kept, and tuning goes on from there.
-            Local workers are at most ``max_waiting``, or one for each CPU if that is more. None: a start from the
-            number of CPUs.
-        policy: A class or function that makes the policy which chooses settings. See `Policy`. None: the law of dpex.
+            ``{pid}`` and ``{rank}``. If the file exists, dpex adds a number to the name. None: the file that the
+            environment variable ``DPEX_TRACE`` names, or no record.
+        start: Initial settings: ``loader.tuned`` of another run, its ``as_dict()``, or the name of a file from its
+            ``save()``, in which dpex fills in ``{pid}`` and ``{rank}``. dpex clips them to the limits and tunes from
+            there. It starts at most ``max_waiting`` local workers, or one per CPU if that is more. None: settings
+            from the number of CPUs.
+        policy: A class or function that returns a `Policy`, which chooses the settings. None: the law of dpex.
 
     Raises:
         OptionError: A value is out of its range. It is a ValueError.

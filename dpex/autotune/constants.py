@@ -10,44 +10,44 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """Each with its unit; times and sizes of the work itself are measured."""
+    """Constants of the law, with their units. Times and sizes of the work are measured instead."""
 
     start_workers: int = 8
     """Workers at the start, at most; half of them where memory may be short."""
     start_depth: float = 2.0
     """Batches in flight per worker at the start."""
     start_each: float = 1.0
-    """Growth of the time of a start for each worker per CPU, relative to the part of the time that does not depend on
-    workers. On two cores the first batch came after 0.11 s with 2 workers, 0.15 s with 4 and 0.25 s with 14, which
-    is 0.3."""
+    """Growth of the start time with each worker per CPU, relative to the part that does not depend on workers. On two
+    cores the first batch came after 0.11 s with 2 workers, 0.15 s with 4 and 0.25 s with 14, which corresponds to
+    0.3."""
     worker_bytes: float = 1.2e9
     """Bytes of free memory for each worker at the start, until its memory is measured."""
     uneven_room: float = 0.1
     """Memory for batches that wait for slow ones, as a share of each worker's own memory."""
     computes_from: float = 0.5
-    """CPU time of a batch over its time in a worker, above which CPUs and not workers are the limit."""
+    """If CPU time exceeds this share of a batch's time in a worker, CPUs limit the rate, not the number of workers."""
     jump: float = 4.0
-    """Growth of the number of workers in one decision, at most, as a factor, where work mostly waits."""
+    """Maximum factor by which one decision raises the number of workers, if the work mostly waits."""
     jump_floor: int = 16
-    """Workers that one decision may start in any case, where work mostly waits."""
+    """One decision may raise a pool to this many workers in any case, if the work mostly waits."""
     depth: float = 8.0
     """Batches in flight per worker."""
     most_depth: float = 32.0
-    """Batches in flight per worker where batches in turn are late, at most."""
+    """Maximum batches in flight per worker, used where single late batches cause the waits."""
     depth_by_slowest: float = 2.0
     """Batches in flight per worker, as a multiple of the slowest batch over the mean."""
     least_prefetch_change: float = 1.3
-    """Growth of the prefetch alone, as a factor, below which it stays."""
+    """Minimum factor by which a decision raises the prefetch alone; otherwise the prefetch stays."""
     is_uneven_from: float = 2.0
-    """The slowest batch over the mean, above which workers that exceed the memory for their batches are ended."""
+    """If the slowest batch exceeds this many mean times, workers without memory for their batches are ended."""
     probe_factor: float = 1.3
     """Growth of the number of workers in a probe, as a factor."""
     give_back_factor: float = 1.3
-    """Shrinkage of the number of local workers that take the training thread's CPU, at most, as a factor."""
+    """Maximum factor by which one decision reduces local workers that take the training thread's CPU."""
     enough_windows: int = 3
     """Windows under a setting before its rate counts."""
     enough_batches: int = 8
-    """Batches that are a sample: fewer give neither a rate nor a slow quantile."""
+    """Minimum batches for a rate or a slow quantile."""
     times: float = 3.0
     """Minimum time of windows before their rate counts, in mean times of a batch. Workers that began together finish
     together, so a shorter time may count batches without the time spent on them, or the reverse."""
@@ -56,14 +56,14 @@ class Constants:
     pause: float = 3.0
     """Time without trials after a failed trial, as a multiple of the trial's time; each failure doubles it."""
     exponent: float = 0.5
-    """If workers grow by a factor g, the rate must grow by g to this power or more, and the time of a batch by less."""
+    """If workers grow by a factor g, the rate must grow by g to this power or more, or the time of a batch by less."""
     apart: float = 2.0
     """The work has changed if recent batches take this many times the old slow quantile, scaled by the growth of
     workers."""
     slow_quantile: float = 0.9
     """The quantile of older times of batches in the comparison of `apart`."""
     alarm: float = 5.0
-    """Sum of deviations from which the work has changed, in standard deviations (CUSUM)."""
+    """CUSUM threshold, in standard deviations. The work has changed if the sum of deviations exceeds it."""
     drift: float = 1.0
     """Deviation that the CUSUM takes for noise and subtracts from each deviation, in standard deviations."""
     cusum_from: int = 3
@@ -75,15 +75,15 @@ class Constants:
     equal_rates: float = 0.02
     """Relative difference of rates, or of times of a pass, that counts as equal."""
     memory_slack: float = 0.02
-    """Part by which the prefetch may exceed the limit of the memory, because free memory is not known more exactly."""
+    """Share by which the prefetch may exceed the memory limit, because free memory is known with about this error."""
     patience_s: float = 30.0
     """Maximum wait for workers to start, in seconds."""
     most_settling_s: float = 30.0
-    """Windows after a change leave out the mean time of a batch, and at most this many seconds."""
+    """After a change, windows leave out the mean time of a batch, at most this many seconds."""
     far: float = 0.1
-    """Relative error of a prediction for twice or half the workers, beside that of the measured rate."""
+    """Relative error that a prediction for twice or half the workers has in addition to the measured rate's."""
     recent: int = 64
-    """Windows that are remembered at most. Sums of recent windows have at least half as many."""
+    """Maximum number of remembered windows. Later on, sums of recent windows cover at least half as many."""
 
 
 CONSTANTS = Constants()
@@ -91,12 +91,12 @@ CONSTANTS = Constants()
 # -- what can be a measurement -----------------------------------------------------------------------------------------
 
 STOPPED_S, STOPPED = 30.0, 10.0
-"""A window that took more seconds, and more times the usual window, was no wait for a batch: no thread read the clock
-meanwhile."""
+"""A window of more than `STOPPED_S` seconds and `STOPPED` times the previous window is dropped: the process was
+stopped, so no thread read the clock."""
 MOST_WORKERS = 10**5
 """More workers than any cluster has."""
 NVML_SETTLES_S = 2.0
-"""Seconds under a setting before NVML describes it: dpex reads NVML once a second, and it covers the last second."""
+"""Seconds under a setting before NVML's values count: dpex reads them once a second, and they cover the last second."""
 
 # -- windows of measurements -------------------------------------------------------------------------------------------
 
@@ -106,17 +106,17 @@ WINDOW_BATCHES, WINDOW_BATCHES_IF_STARVING = 4, 2
 """Minimum batches of a window, usually and while the consumer waits for most of its time. A window with fewer batches
 waits a while for more."""
 WINDOW_PATIENCE = 4.0
-"""Maximum time that a window waits for more batches, as a multiple of its length."""
+"""Maximum duration of a prolonged window, as a multiple of its planned length; at least 1 s."""
 GLANCE_S = 0.125
-"""Longest sleep of the thread, so that a sudden change is seen soon."""
+"""Maximum seconds between two readings within a window, so that a sudden change is seen soon."""
 SUDDEN = 0.5
 """The work has changed if the consumer waited for more than this share of its time since a glance. A window then begins
 with that glance."""
 AWAY_S = 1.0
 AWAY_STEPS = 10.0
-"""A step that takes more seconds, and more times the mean step, counts as absence: the consumer does something else."""
+"""A step of more than `AWAY_S` seconds and `AWAY_STEPS` mean steps is an absence: the consumer does something else."""
 AWAY_UNKNOWN_S = 60.0
-"""A first step that takes more seconds counts as absence, because no mean step is known."""
+"""A first step of more seconds than this is an absence. No mean step is known yet."""
 AWAY_APART = 10
 """Minimum batches between two absences. A long step that follows sooner is no absence, because steps have become
 slow."""

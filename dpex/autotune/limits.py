@@ -12,11 +12,11 @@ from dpex.measure.settings import LOCAL, REMOTE, Settings
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The lowest and the highest workers of each pool and prefetch, and the bytes that both may fill.
+    """The minimum and maximum of workers per pool and of prefetch, and the bytes that workers and batches may fill.
 
     Attributes:
         local, remote, prefetch: The maximum.
-        least_local, least_remote, least_prefetch: The minimum; it equals the maximum of a fixed value.
+        least_local, least_remote, least_prefetch: The minimum. For a fixed value it equals the maximum.
         prefetch_factor: The maximum prefetch for each worker.
         batch_budget: The maximum bytes of batches in flight.
         memory: The maximum bytes of local workers and batches in flight together.
@@ -35,7 +35,7 @@ class Limits:
     worker_bytes: float = 0.0
     batch_bytes: float = 0.0
 
-    # -- what narrows them ---------------------------------------------------------------------------------------------
+    # -- narrower limits ----------------------------------------------------------------------------------------------
 
     def fixed(self, **values: int) -> Limits:
         """Return the limits that allow only these ``values``, by the names of settings."""
@@ -50,7 +50,7 @@ class Limits:
         return replace(self, least_local=1) if self.local else replace(self, least_remote=1)
 
     def without_remote(self, local: int) -> Limits:
-        """Return the limits without remote workers. Where workers are fixed, ``local`` ones are."""
+        """Return the limits without remote workers. Fixed workers become ``local`` fixed local workers."""
         if (self.least_local, self.least_remote) == (self.local, self.remote):
             return self.fixed(**{LOCAL: local, REMOTE: 0})
         return replace(self, local=self.local or MOST_WORKERS, remote=0, least_remote=0).with_a_worker()
@@ -81,14 +81,14 @@ class Limits:
         )
 
     def _places(self, window: Reading) -> int:
-        """Remote workers that find a place."""
+        """Return the number of remote workers that the cluster has room for, within this loader's share."""
         there = window.remote
-        held = min(there.requested, window.settings.remote)  # leaving workers cannot be had again
+        held = min(there.requested, window.settings.remote)  # leaving workers cannot be kept
         room = held - there.unplaced + there.room if there.room is not None else 0
         return min(room, self._granted(window))
 
     def _granted(self, window: Reading) -> int:
-        """Remote workers that these limits and other loaders on the cluster leave to this one."""
+        """Return the number of remote workers that these limits and other loaders on the cluster allow."""
         granted = window.remote.granted
         return self.remote if granted is None else min(self.remote, granted)
 
@@ -112,8 +112,8 @@ class Limits:
         return int(max(self.least_prefetch, min(self.prefetch, room)))
 
     def most_local(self, unevenness: float) -> int:
-        """Local workers that leave memory for the batches that keep them busy: one for each, more where some take
-        ``unevenness`` times the mean, as the others go on meanwhile."""
+        """Return the local workers that fit into memory with one batch each, or with more if the slowest batch takes
+        ``unevenness`` times the mean, because other workers continue during a slow batch."""
         at_once = min(unevenness * self.batch_bytes, self.batch_bytes + CONSTANTS.uneven_room * self.worker_bytes)
         each = self.worker_bytes + at_once
         if math.isinf(self.memory) or not each:
@@ -121,7 +121,7 @@ class Limits:
         return int(max(1, min(self.local, self.memory / each)))
 
     def clip(self, settings: Settings) -> Settings:
-        """Return the nearest setting inside, with at least one worker."""
+        """Return the nearest setting inside the limits, with at least one worker."""
         local = max(self.least_local, min(settings.local, self.local))
         remote = max(self.least_remote, min(settings.remote, self.remote))
         local = max(local, int(not remote))
@@ -132,9 +132,8 @@ class Limits:
     def clip_change(self, window: Reading, wanted: Settings) -> Settings:
         """Return the setting nearest to ``wanted`` that may follow the setting of a window.
 
-        Remote workers that run may stay where there is no place for others: they are lost when they are lost. What
-        other loaders have a right to is given back. Memory that leaving workers and drawn batches still have counts as
-        taken.
+        Running remote workers may stay even if the cluster has no room for more. Those beyond this loader's share are
+        given back to other loaders. Memory that leaving workers and batches in flight still hold counts as used.
         """
         hard, now = self.in_window(window), window.settings
         if wanted.local > now.local and hard.worker_bytes > 0 and math.isfinite(hard.memory):
@@ -149,7 +148,7 @@ class Limits:
         return replace(found, prefetch=min(found.prefetch, max(now.prefetch, hard.most_prefetch(still))))
 
     def inside(self, window: Reading) -> Settings:
-        """Return the setting of a window within the limits, with memory for a batch of each local worker."""
+        """Return the setting of a window, clipped to the limits and to memory for one batch per local worker."""
         inside, now = self.clip_change(window, window.settings), window.settings
         if inside.prefetch >= inside.workers:
             is_near = (1.0 + CONSTANTS.memory_slack) * inside.prefetch >= now.prefetch

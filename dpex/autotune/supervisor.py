@@ -1,7 +1,7 @@
-"""The frame of every policy: legal windows by the best clock, limits, and outcomes of decisions. PURE.
+"""Run a policy: check its windows, choose their clock, keep the limits, and write outcomes of decisions. PURE.
 
 A policy sees a window only if it measured something and the setting is inside the limits. A setting outside them is
-brought inside by the supervisor itself, with a "limit" decision. A wish of the policy is clipped.
+brought inside by the supervisor itself, with a "limit" decision. Settings that the policy wants are clipped.
 
 A loop that does not synchronise runs ahead of the GPU. It may wait in ``next()`` while kernels are queued and lose
 nothing, and its own step may take a tenth of the GPU's. So `LossClock` judges loading by the best clock:
@@ -65,8 +65,8 @@ class LossClock:
     def of(self, window: Reading) -> Reading | None:
         """Return the window by its best clock, or None if that clock has not measured yet.
 
-        A window by the GPU's clock has no count of ended steps, also without a batch. In a sum of windows, one such
-        count would divide the seconds of all of them.
+        A window by the GPU's clock has no count of ended steps, even without a batch. In a sum of windows, the count of
+        one window would divide the seconds of all.
         """
         self._since_s = self._since_s + window.seconds if window.settings == self._settings else 0.0
         self._settings = window.settings
@@ -81,13 +81,13 @@ class LossClock:
 def by_events(window: Reading) -> Reading:
     """Return the window by CUDA events; without them, the window itself.
 
-    Pending events carry no information. If the loop took batches meanwhile, the stream had other work. Otherwise the
-    training loop is in ``next()``, and the remaining work of the stream is unknown.
+    Events that are pending count as no loss if the loop took batches, because the stream had other work. Without a
+    batch, the training loop is in ``next()``, and the remaining work of the stream is unknown.
     """
     if window.gpu_running_stall_s is None or not window.later_batches:
         return window
     stall_s, step_s = window.gpu_running_stall_s, window.gpu_steps_s + (window.feed_wait_s or 0.0)
-    if window.gpu_steps:  # events completed before this window: scale their stall to its length
+    if window.gpu_steps:  # the timed steps may have begun earlier, so scale their stall
         stall_s *= window.seconds / max(_TINY, stall_s + step_s)
     return _with_loss(window, min(stall_s, window.seconds))
 
@@ -98,7 +98,7 @@ def _by_nvml(window: Reading) -> Reading:
 
 
 def _with_loss(window: Reading, lost_s: float) -> Reading:
-    """Return the window of a consumer with a loss, at the end of each call of ``next()``."""
+    """Return the window with ``lost_s`` of loss, which takes busy seconds in ``next()`` first, then blocked ones."""
     busy_s = min(lost_s, window.next_busy_s)
     wait_s = lost_s - busy_s
     return replace(
@@ -133,7 +133,7 @@ class _Followed:
 
     @property
     def is_enough(self) -> bool:
-        """True if the windows give a rate, or are many."""
+        """True if the settled windows give a rate, or are `Constants.trial_windows` or more."""
         count = len(self._settled)
         return count >= CONSTANTS.trial_windows or (count >= CONSTANTS.enough_windows and self._settled.has_rate)
 
@@ -153,7 +153,7 @@ class Supervisor:
         start: The setting to begin with.
         limits: The limits of the configuration, the loader and the user. None: The limits of the configuration alone.
         recorder: Receives windows, decisions and outcomes.
-        former: The replaced supervisor. Its decisions, and the wait for an outcome, go on here.
+        former: The replaced supervisor. This one continues its decisions and its pending outcome.
         why: The reason of the replacement, or "".
 
     Attributes:
@@ -187,7 +187,7 @@ class Supervisor:
         return self._start
 
     def announce(self, at: float = 0.0) -> None:
-        """Record that this policy begins; once."""
+        """Record the start of this policy, once."""
         if not self._is_announced and self._recorder is not None:
             self._is_announced = True
             self._recorder.origin(self.config, self._start, self.limits, self._why, at)
@@ -225,7 +225,7 @@ class Supervisor:
         return None if new == window.settings else changed
 
     def _record(self, window: Reading, decision: Decision) -> Decision:
-        """Close the decision before, and note this one with its text."""
+        """Close the previous decision, and append this one with its text."""
         undone = self._undone() if decision.reason == "undo" else None
         self._close(window, len(self.decisions) - 1, kept=undone != len(self.decisions) - 1)
         failed = None if undone is None else self.decisions[undone]

@@ -53,7 +53,7 @@ class Decision:
         new: The new settings.
         reason: The reason in one word.
         text: The decision in sentences.
-        evidence: The measurements, by name. "rate" is missing if they cover less than three times of a batch.
+        evidence: The measurements, by name. "rate" is missing if they cover less than 3 mean batch times.
         predicted_rate: Expected batches per second.
         predicted_wait: Expected share of the training loop's time lost to loading, from 0 to 1.
         outcome: The effect; None until it is measured.
@@ -157,8 +157,8 @@ class RoomFound:
     """The room that a cluster has for a loader.
 
     Attributes:
-        more: Possible workers beyond the requested.
-        unplaced: Requested workers without a place.
+        more: Workers that the loader can get beyond the requested ones.
+        unplaced: Requested workers that the cluster has no room for.
         granted: The loader's share in workers, or None.
         message: The result of a request for nodes, for the user, or "".
     """
@@ -176,7 +176,7 @@ class Room(Protocol):
         """Return the room of this loader; None if remote workers are impossible."""
 
     def rest(self) -> None:
-        """Give back requested places beyond the workers, because the loader is not in use."""
+        """Release reservations that no worker uses, because the loader is not in use."""
 
 
 def room_found(wanted: RoomWanted, free: int, capacity: int, granted: int | None, message: str = "") -> RoomFound:

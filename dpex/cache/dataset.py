@@ -1,8 +1,8 @@
 """`dpex.cached`: a dataset around a dataset that prepares each sample once for all of its loaders and workers.
 
-A sample is looked for in shared memory, then on disk, and is prepared and kept if it is in neither. Nothing here draws
-random numbers: the generators are left as the dataset within leaves them. A dataset that draws some is random, which is
-an error, or ends the caching.
+A sample is looked for in shared memory, then on disk, and is prepared and kept if it is in neither. This module draws
+no random numbers, so the generators are left as the wrapped dataset leaves them. If that dataset draws random numbers,
+this is an error or ends the caching (``on_random``).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from dpex.transport.pickling import is_shipping
 logger: logging.Logger = logging.getLogger("dpex")
 
 FORMAT = 7
-"""Version of encoded samples and their stores. Another number makes other caches."""
+"""Version of encoded samples and their stores. Caches of other versions are not read."""
 CHECKED_FIRST = 2
 """Samples of each process that are prepared twice, to see if they are random."""
 CHECKED_EVERY = 1000
-"""Later, one sample of that number is prepared twice."""
+"""Later, one of this many samples is prepared twice."""
 _LABEL_DIGITS = 16
 """Digits of a key that stand for name and version. The digits after them belong to the fingerprint."""
 _OWN = "_CachedDataset__"
-"""Prefixes of the cache's own attributes. All other attributes belong to the wrapped dataset."""
+"""Prefix of the cache's own attributes. All other attributes belong to the wrapped dataset."""
 OnRandom = Literal["raise", "skip"]
 
 
@@ -70,31 +70,31 @@ def cached(
     Args:
         dataset: A map-style dataset with a length. ``__getitem__`` or ``__getitems__`` loads its samples.
         memory: The maximum number of bytes of samples in shared memory on each machine, as a number or as a text such
-            as "8GB". A table takes 24 more for each sample of the dataset. The memory is free again when the last
-            process that uses the cache ends. None: half of the free shared memory. Training processes of the machine
-            that keep a cache of their own divide it. 0: no cache in memory.
+            as "8GB". A table takes 24 bytes more per sample of the dataset. The memory is freed when the last process
+            that uses the cache ends. None: half of the free shared memory, divided by the number of training processes
+            on the machine if the cache has no ``name``. 0: no cache in memory.
         disk: A folder on a local disk, for a cache that outlives the run. It needs ``version``.
         disk_budget: The maximum number of bytes on the disk. None: half of the free bytes.
         name: A name by which other trainings join the cache, such as the other ranks of a job. It needs ``version``.
         version: Give another value whenever the samples change: other code, other files, other settings. If an old
-            version is given for new samples, the old ones are read. With neither ``name`` nor ``disk`` no other
-            training can join, and it has no effect.
+            version is given for new samples, the old ones are read. With neither ``name`` nor ``disk``
+            it has no effect, because no other training can join.
         on_random: What happens when a sample turns out to be random. "raise": CacheError. "skip": a warning, and
             nothing is cached; the samples on disk are set aside. No sample may draw from a global generator. The first
             samples of each process, and one in a thousand later, are prepared twice under different seeds.
-        paths: Files and folders that the samples are made from, or one of them. Trainings for which their sizes or
-            times of change differ share no cache.
+        paths: Files and folders that the samples are made from, or one of them. Trainings share a cache only if the
+            sizes and modification times of these files are equal.
 
     Returns:
         A map-style dataset. Attributes that it lacks are read from ``dataset``, and are set there. Samples consist of
-        the same types. Their arrays and tensors are views of shared memory, of which a page is copied when it is
-        written to.
+        the same types. Arrays and tensors of a cached sample are views of a private copy or, for large samples, of
+        shared memory that is mapped copy-on-write.
 
     Raises:
         OptionError: An argument has a wrong value. It is a ValueError.
-        CacheError: A folder is another user's, was written by LMDB or was set aside, or a disk, shared memory or a
-            limit of the process is too small. Reading a random sample raises it as well, and setting an attribute to
-            another value than the cached samples were prepared with.
+        CacheError: A folder is another user's, was written by LMDB or was set aside for a random sample; or a disk,
+            shared memory or a limit of the process is too small. Later, reading a random sample raises it, and so does
+            setting an attribute to another value than the cached samples were prepared with.
 
     Examples:
         >>> import dpex
@@ -264,9 +264,9 @@ class CachedDataset(Dataset[Any]):
         delattr(self.dataset, name)
 
     def __check_change(self, name: str, *value: Any) -> None:
-        """Raise CacheError if samples with another value may be cached. A worker prepares its own copy of the dataset.
+        """Raise CacheError if samples with another value may be cached. Workers may change their own copies.
 
-        The key of a cache that other trainings join is of the dataset as it was given.
+        A cache that other trainings can join counts as filled, because its key is of the dataset as it was given.
         """
         if name in vars(self) or hasattr(type(self), name):
             raise AttributeError(f"{name!r} belongs to the cache of {self.__options.label}: set it in its .dataset")
@@ -310,7 +310,7 @@ class CachedDataset(Dataset[Any]):
 
     def __getstate__(self) -> Any:
         options = self.__options
-        if options.is_private and not is_shipping():  # a copy for another use has a cache of its own
+        if options.is_private and not is_shipping():  # only a copy for a process of this run shares the cache
             options = replace(options, memory_key="")
         return self.dataset, self.key, options, self.__samples
 
@@ -408,7 +408,7 @@ class CachedDataset(Dataset[Any]):
         return made
 
     def __end_caching(self, place: int) -> None:
-        """Raise CacheError for a random sample, or have nothing cached any more."""
+        """Raise CacheError for a random sample or, under ``on_random="skip"``, end the caching."""
         label, remedy = self.__options.label, "put the random part into a dataset around the cached one"
         if self.__options.on_random == "raise":
             raise CacheError(

@@ -75,7 +75,7 @@ def encoded(sample: Any) -> Encoded:
 
 
 def decoded(memory: Any) -> Any:
-    """Return the sample in ``memory``, a buffer that begins aligned. Raises ValueError if it is shorter than it says.
+    """Return the sample in ``memory``, a buffer with an aligned start. Raises ValueError if it was cut off.
 
     Arrays and tensors are views of the memory, and writable if it is.
     """
@@ -98,7 +98,7 @@ def decoded(memory: Any) -> Any:
 
 
 class SamplePickler(pickle.Pickler):
-    """Pickle ordinary CPU tensors without gaps, and the storages of other ones, with their memory outside."""
+    """Pickles ordinary CPU tensors without gaps, and others by their storages. Memory goes to ``buffer_callback``."""
 
     def __init__(self, stream: Any, buffer_callback: Callable[[Any], Any] | None = None) -> None:
         super().__init__(stream, 5, buffer_callback=buffer_callback)
@@ -124,7 +124,7 @@ def _dense_tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], order
 
 
 def _writable(buffer: Any) -> Any:
-    """Return the buffer, or a copy of a small one, which comes from inside the pickle."""
+    """Return the buffer, or a writable copy of a small buffer that was inside the pickle."""
     return buffer if isinstance(buffer, memoryview) and not buffer.readonly else bytearray(buffer)
 
 
@@ -134,7 +134,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def _bits(value: Any) -> bytes:
-    """Return a pickle that does not depend on which equal parts of the value are one object, if it has no cycles."""
+    """Return a pickle without memo, so that shared parts give the bytes of equal parts; with memo if it has cycles."""
     stream = io.BytesIO()
     pickler = SamplePickler(stream)
     pickler.fast = True

@@ -107,7 +107,7 @@ class ClaimLock:
 
 
 class HeldFile:
-    """The open file of a store, with a shared lock. At its end the last user removes the file, unless it stays."""
+    """The open file of a store, with a shared lock. The last user to close it removes the file, unless it ``stays``."""
 
     def __init__(self, path: Path, fd: int, *, stays: bool = False) -> None:
         self.fd = fd
@@ -115,7 +115,7 @@ class HeldFile:
 
 
 def _release(fd: int, path: Path, pid: int | None) -> None:
-    """Close the file, and remove it if it has no other user. A forked process shares the lock of process ``pid``."""
+    """Close the file. Process ``pid`` removes it if no other process uses it; forks, which share its lock, do not."""
     if os.getpid() == pid and is_alone(fd) and is_linked(path, fd):
         path.unlink()
     os.close(fd)

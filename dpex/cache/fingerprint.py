@@ -24,7 +24,7 @@ from dpex.errors import CacheError
 from dpex.worker.own_generators import GENERATORS
 
 _LEVELS = 3
-"""Levels of objects that cannot be pickled and are hashed attribute by attribute."""
+"""Maximum depth of nested objects that cannot be pickled and are hashed attribute by attribute."""
 _LIBRARIES = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"))
 
 
@@ -44,8 +44,8 @@ def fingerprint(dataset: Any, samples: int, paths: Iterable[Path | str] | Path |
 def digest(value: Any, levels: int = _LEVELS) -> str:
     """Return the hash of a value and of the compiled code of the classes and functions in it: 32 hexadecimal digits.
 
-    It is the same in all processes. A value that cannot be pickled counts with its class and its attributes, or else
-    with its text.
+    The hash is the same in all processes. A value that cannot be pickled is hashed by its class, its ``repr`` without
+    addresses, and its attributes down to ``levels``.
     """
     found = _new_hash()
     try:
@@ -90,12 +90,12 @@ class _Hasher(SamplePickler):
         self.bound: list[Any] = []
 
     def persistent_id(self, obj: Any) -> Any:
-        """See `pickle.Pickler`. The order of a set is another one in each run, as the hashes of texts are."""
+        """See `pickle.Pickler`. Sets are sorted, because their order depends on the hashes of texts in a run."""
         if type(obj) in (set, frozenset):
             return type(obj).__name__, sorted(obj, key=_in_order)
         if isinstance(obj, np.memmap) and _is_whole(obj):
             return _name(type(obj)), obj.filename, obj.offset, obj.shape, obj.dtype
-        return _name(type(obj)) if isinstance(obj, GENERATORS) else None  # a draw from one is an error of its own
+        return _name(type(obj)) if isinstance(obj, GENERATORS) else None  # draws from it are detected separately
 
     def reducer_override(self, obj: Any) -> Any:
         is_named = inspect.isclass(obj) or inspect.isfunction(obj)
@@ -112,7 +112,7 @@ class _Hasher(SamplePickler):
 
 
 def _is_whole(array: Any) -> bool:
-    """Return True if the array is all that was mapped of its file. A part of it has the same attributes."""
+    """Return True if the array covers its whole map. A slice has the file name and offset of the whole array, too."""
     return isinstance(array.base, mmap) and len(array.base) == array.nbytes + array.offset % ALLOCATIONGRANULARITY
 
 
@@ -137,7 +137,7 @@ def _bound(kind: Any) -> list[Any]:
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset, np.ndarray)
-"""Types of the constants of a class that count."""
+"""Types of class attributes that are hashed."""
 
 
 def _is_of_library(kind: Any) -> bool:
@@ -151,8 +151,8 @@ def _function_in(value: Any) -> Any:
 
 
 def _code(code: CodeType) -> list[Any]:
-    """Return the behaviour of a compiled function: its instructions, names and constants. Places in files do not count,
-    nor does the order of a set of constants."""
+    """Return the behaviour of a compiled function: its instructions, names and constants. File names, line numbers and
+    the order of constant sets are left out."""
     constants = [
         _code(one) if isinstance(one, CodeType) else sorted(map(repr, one)) if isinstance(one, frozenset) else repr(one)
         for one in code.co_consts

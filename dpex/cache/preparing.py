@@ -36,7 +36,7 @@ def prepared(prepare: Callable[[], Result], prepared_by: Any = None) -> tuple[Re
 def prepared_again(prepare: Callable[[], Result], prepared_by: Any) -> Result:
     """Prepare samples under another seed, and restore all generators afterwards.
 
-    The time counts against no limit of `dpex.SamplePolicy`.
+    The time limit of `dpex.SamplePolicy` begins anew.
     """
     if sample_guard.watch_of_process is not None:
         sample_guard.watch_of_process.begin_again()

@@ -10,9 +10,9 @@ that opens a store. Each epoch has new workers, which take page faults for all t
 pages before it is claimed, if the kernel can (Linux 6.1): one fault then serves several samples. Writes to one file
 wait for each other, and they are short where the pages exist already.
 
-On disk the file stays, and a checksum behind each sample finds damage. The file is not mapped: an access to a map is a
-bus error where the file was cut off or the disk fails, while a call returns. Nothing is flushed to the disk: if the
-machine itself fails, the samples of the last half minute may be damaged, and are prepared again.
+On disk the file stays, and a checksum behind each sample finds damage. The file is read by calls, not by a map. Where
+the file was cut off or the disk fails, a call returns, and an access to a map is a bus error. Nothing is flushed to the
+disk: if the machine itself fails, the samples of the last half minute may be damaged, and are prepared again.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ _MAGIC = 0x6470_6578_6361_636C
 """Another layout of the file has another number."""
 _WORDS = ("magic", "samples", "capacity", "used", "least", "is_full", "is_random", "left_out", "full",
           "damaged")  # fmt: skip
-"""Words of the header. ``least``: Bytes of the smallest sample. The last three count events, and are reset when a
-process opens the file alone."""
+"""Words of the header. ``least``: Bytes of the smallest sample. The words after it are flags (0 or 1), and are reset
+when a process opens the file alone."""
 _AT = {word: 8 * number for number, word in enumerate(_WORDS)}
 _WORD = struct.Struct("<Q")
 _ENTRY = struct.Struct("<QQII")
-"""Place, bytes, microseconds to prepare it, and checksum of this entry."""
+"""A sample's offset in the file, bytes, and microseconds to prepare it; and the checksum of this entry."""
 _CRC = struct.Struct("<I")
 """The checksum behind each sample on disk."""
 _BLOCK = 4096
-"""Bytes whose words are added up for one number of the checksum."""
+"""Bytes of a block, whose 64-bit words are summed for the checksum."""
 _TRIES = 1000
 """Maximum tries to open and lock a file. Its last user may remove it before another process has locked it."""
 
@@ -144,7 +144,7 @@ class Store:
         return found == struct.pack("<2Q", _MAGIC, self._samples) and os.fstat(fd).st_size >= self._begins
 
     def _make_file(self, fd: int, budget: int | None, name: str) -> None:
-        """Make the file unless it is whole, and forget events of earlier runs. The caller has an exclusive lock."""
+        """Make the file unless it is whole, and reset the flags of earlier runs. The caller has an exclusive lock."""
         if not self._is_whole(fd):
             if os.fstat(fd).st_size:
                 logger.warning("%s is damaged or was cut off: it begins anew", self.path)
@@ -159,7 +159,7 @@ class Store:
         self._write_header(fd, budget, used, least)
 
     def _write_header(self, fd: int, capacity: int, used: int, least: int) -> None:
-        """Write the header. The words of events are zero."""
+        """Write the header, with all flags zero."""
         words = struct.pack("<5Q", _MAGIC, self._samples, capacity, used, least)
         _write_all(fd, 0, (words.ljust(8 * len(_WORDS), b"\0"),))
 
@@ -205,7 +205,7 @@ class Store:
         return None if left or _sum_of(body, crc) != memory[nbytes:] else body
 
     def _drop_damaged(self, index: int, entry: tuple[int, ...]) -> None:
-        """Have a damaged sample prepared again. An entry that has changed since was only seen in part."""
+        """Clear the entry of a damaged sample, so that it is prepared again, unless the entry has changed since."""
         at = PAGE + index * _ENTRY.size
         with self._claims, contextlib.suppress(OSError):
             if _ENTRY.unpack(self._read_bytes(at, _ENTRY.size)) != entry:
@@ -245,7 +245,7 @@ class Store:
         return bool(self._get_word("is_random"))
 
     def is_first(self, event: str) -> bool:
-        """Return True to the first call of all processes for this event, a word of the header."""
+        """Return True for the first call among all processes for this event, which is a flag of the header."""
         with self._claims:
             is_first = not self._get_word(event)
             if is_first:
@@ -306,7 +306,7 @@ class Store:
 
 
 class MemoryStore(Store):
-    """The samples of one cache in shared memory. Header, table and samples are read in a map. It needs no checksums."""
+    """The samples of one cache in shared memory. The file is read through a map, and samples have no checksums."""
 
     stays: bool = False
     tail_bytes: int = 0
@@ -321,11 +321,11 @@ class MemoryStore(Store):
     def _make_file(self, fd: int, budget: int | None, name: str) -> None:
         """Make the file anew.
 
-        Header and entries are allocated now, so that no later access is a bus error; samples when they are written.
+        Header and entries are allocated now, so that no later access is a bus error. Samples are allocated on writing.
         """
         os.ftruncate(fd, 0)
         try:
-            if self._begins > files.store_room():  # to take it all would end other processes, as no memory is left
+            if self._begins > files.store_room():  # allocating it would leave no memory to other processes
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.posix_fallocate(fd, 0, self._begins)
         except OSError as error:
@@ -358,9 +358,9 @@ class MemoryStore(Store):
         _write_all(self._file.fd, place, sample.parts)
 
     def _make_huge_pages(self, place: int, nbytes: int) -> None:
-        """Make huge pages ahead of space that was claimed; each part of the file is the task of one claim.
+        """Make huge pages ahead of claimed space. Each part of the file is prepared by the writer of one claim.
 
-        Where the kernel refuses, the pages are made small, when they are written.
+        If the kernel refuses, writing the samples allocates small pages.
         """
         first, last = (self._prepared_at(used) for used in (place - 1, place + nbytes))
         if first == last:
@@ -403,7 +403,7 @@ def _checksum(*values: int) -> int:
 def _sum_of(body: Any, crc: int) -> bytes:
     """Return the CRC-32 of an entry's checksum, of the sums of the 64-bit words of each block, and of the rest.
 
-    It takes a tenth of the time of the CRC-32 of all bytes, which is longer than reading them.
+    It takes a tenth of the time of a CRC-32 of all bytes, which takes longer than reading them.
     """
     if len(body) < _BLOCK:
         return _CRC.pack(zlib.crc32(body, crc))

@@ -1,4 +1,4 @@
-"""``dpex cluster``: the nodes of a Ray cluster, and the workers that each loader has of it, in a terminal."""
+"""``dpex cluster``: show the nodes of a Ray cluster, and the workers that each loader has there, in a terminal."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def register(subparsers: Any) -> None:
 def show_cluster(
     options: argparse.Namespace, console: Console | None = None, stop: threading.Event | None = None
 ) -> int:
-    """Show the cluster until ``stop`` or Ctrl-C, and return the exit status."""
+    """Show the cluster until ``stop``, q or Ctrl-C. Return the exit status."""
     from dpex.pools.ray.cluster import join
 
     try:

@@ -1,4 +1,4 @@
-"""``dpex demo``. Apart from the training that it shows, which imports torch, as ``dpex run`` must not."""
+"""``dpex demo``. Its training is in another module, because it imports torch, which ``dpex run`` must not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The training of ``dpex demo``: on data that it makes itself, with ``num_workers="auto"`` and PyTorch's loader.
 
-The files, their decoding, the network and its training are real. Only the latency of the storage is a sleep, which
-dominates, so that the figures hardly depend on the machine.
+The files, their decoding, the network and its training are real. Only the latency of the storage is simulated, by a
+sleep. This latency dominates, so the figures hardly depend on the machine.
 """
 
 from __future__ import annotations

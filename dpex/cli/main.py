@@ -28,10 +28,10 @@ from dpex.cli.about import About
 from dpex.version import VERSION
 
 COMMANDS = ("demo", "run", "top", "cluster")
-"""Modules of this package, in the order of the help. None imports torch: ``dpex run`` must not, before the script."""
+"""Modules of this package, in the order of the help. None imports torch, because ``dpex run`` must not do so first."""
 _REPLAY = "see loader.decisions instead; in dpex's repository, python -m benchmarks.simulation.replay reads a trace"
 COLUMNS = 80
-"""Help is read in terminals, and many are no wider."""
+"""Width of the help, because many terminals are no wider."""
 EVERY_S = 1.0
 """Seconds between two drawings of a screen, whose figures are measured once a second."""
 
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line, by default the process's own; returns the exit status. A wrong one exits with 2."""
+    """Run a command line, by default that of the process. Return the exit status; wrong arguments exit with 2."""
     if (sys.argv[1:] if arguments is None else arguments)[:1] == ["replay"]:
         print("dpex replay: " + _REPLAY, file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""``dpex run`` and ``dpex diagnose``: a script, unchanged, with dpex behind its loaders, and a report at its end."""
+"""``dpex run`` and ``dpex diagnose``: run an unchanged script with dpex behind its loaders, and report at its end."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _run_diagnosed(given: argparse.Namespace) -> int:
         is_complete = end.code in (None, 0)
         raise
     finally:
-        if is_complete:  # the error of a script is enough
+        if is_complete:  # a script that failed prints an error, which is enough
             atexit.register(_say_if_nothing_was_served, os.getpid())
 
 
@@ -258,7 +258,7 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
 
 
 def _replace_path_head(*folder: Path) -> None:
-    """Put the folder where this command's own one stands, unless Python runs without one (``-P``)."""
+    """Replace this command's folder in ``sys.path[0]`` by ``folder``, unless Python runs without it (``-P``)."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[:1] = map(str, folder)
 

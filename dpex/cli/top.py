@@ -37,7 +37,7 @@ FIRST_S, LATER_S = 10.0, 2.0
 BORDER = 4
 """Columns that the frame around a report takes. Reports are wrapped at the width inside the frame."""
 MOST_SHOWN = 1000
-"""Maximum bytes of a refusal that are shown."""
+"""Maximum bytes of an error response that are shown."""
 NO_PROCESS = (
     "No training process is announced in {place}. Start one with DPEX_METRICS_PORT=0 in its environment, or with "
     "DpexDataLoader(..., metrics_port=0), or give its address: dpex top http://127.0.0.1:PORT"
@@ -88,7 +88,7 @@ class ReportRequest:
 
 
 class ReportRequests:
-    """Asks processes for their reports, each at most once at a time."""
+    """Asks processes for their reports, with at most one open request per process."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
@@ -132,7 +132,7 @@ def _report(target: ScrapeTarget, fetch: Fetch, columns: int) -> Report:
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason in words. A refusal names the host names under which the endpoint answers."""
+    """Return the reason as text. For an HTTP error, it is the text of the response."""
     if isinstance(error, urllib.error.HTTPError):
         with contextlib.suppress(OSError, ValueError):
             return f"no answer: {error.read(MOST_SHOWN).decode(errors='replace').strip() or error.reason}"

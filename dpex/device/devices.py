@@ -1,7 +1,7 @@
 """Devices that batches are copied to: the host, torch's accelerators, and page-locked memory for them.
 
-A *mark* is a place in a queue of work of a device, as in `dpex.system.gpu.stall.Events`. No method here waits for the
-device but `Device.await_mark`.
+A *mark* is a position in a device's queue of work, such as a recorded CUDA event (see `dpex.system.gpu.stall.Events`).
+`Device.await_mark` is the only method here that waits for the device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PORTABLE = 1
 """cudaHostRegisterPortable: locked for all devices of the process."""
 
 Mark = Any
-"""A value that only the device that made it understands."""
+"""An opaque value, for use with the `Device` that returned it."""
 
 
 class Device:
@@ -62,7 +62,7 @@ class Device:
         """Have the calling thread wait for this mark."""
 
     def record_use(self, tensor: torch.Tensor) -> None:
-        """Keep the memory of a tensor until the calling thread's queue has done the work that it has by then.
+        """Reserve a dropped tensor's memory until work that the calling thread queued before the drop is done.
 
         Without this, memory that was allocated in the queue for copies is reused as soon as the tensor is dropped.
         """
@@ -79,7 +79,7 @@ class Device:
         """Have the queue for copies wait for the work that the calling thread has queued so far."""
 
     def seeded(self, seed: int) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which the device's random generator starts from a seed; then it has its former state.
+        """Return a context that seeds the device's random generator, and restores its former state at the end.
 
         The device must be the current device, as within `copying`. The host's generators stay unchanged.
         """
@@ -145,7 +145,7 @@ class QueueDevice(Device):
         self._copies.wait_event(self.mark())
 
     def lock_pages(self, address: int, nbytes: int) -> bool:
-        """Lock memory of the host in place, so that the device reads it by itself; return False if it cannot be."""
+        """Page-lock host memory in place, so that the device copies directly from it. Return False if that fails."""
         open_runtime = getattr(self._module, "cudart", None)
         if open_runtime is None or QueueDevice._refuses_locks:
             return False
@@ -153,7 +153,7 @@ class QueueDevice(Device):
         if answer:
             QueueDevice._refuses_locks = True
             logger.info("shared memory cannot be page-locked here (error %d): batches are copied once more", answer)
-            with contextlib.suppress(Exception):  # the error is kept for the next launch in this thread: this one
+            with contextlib.suppress(Exception):  # CUDA reports the error again at the next launch: this one
                 torch.zeros(1, device=self.target)
         return answer == 0
 
@@ -174,7 +174,7 @@ def _seeded(module: Any, seed: int) -> Iterator[None]:
 
 
 def opened(device: torch.device) -> Device:
-    """Return that device, for the calling thread's process; without an index, the thread's current one of that type.
+    """Return a `Device` for use in this process. Without an index, it is the calling thread's current device.
 
     Raises:
         OptionError: This process cannot use it.
@@ -193,18 +193,18 @@ def opened(device: torch.device) -> Device:
     return QueueDevice(target, module) if hasattr(module, "Stream") else Device(target)
 
 
-# -- memory of the host that a device reads by itself ------------------------------------------------------------------
+# -- page-locked host memory, from which a device copies directly ------------------------------------------------------
 
 _locked: dict[int, bool] = {}
-"""By address: True if a map is locked. The maps of a process are shared by all its feeds."""
+"""True for each address of a page-locked memory map, False if locking failed. All feeds of a process share them."""
 
 
 class Staging:
-    """Returns the tensors of a batch in memory that ``device`` reads by itself, so that it copies each batch once.
+    """Returns the tensors of a batch in page-locked memory, from which ``device`` copies directly.
 
-    The maps in which slots lie are locked in place, each once, when the first batch out of it is copied, and unlocked
-    before they are unmapped. Other tensors, and all where the platform locks no such maps, are first copied into
-    page-locked memory of torch's. ``staged_bytes`` counts these copies.
+    A shared-memory map that contains slots is page-locked in place when the first batch from it is copied, and unlocked
+    before it is unmapped. Other tensors, and all tensors if the platform cannot lock such maps, are first copied into
+    page-locked memory of torch. ``staged_bytes`` is the number of bytes of these copies.
     """
 
     def __init__(self, device: QueueDevice) -> None:

@@ -1,12 +1,12 @@
 """Brings the batches of one iterator to a device, ahead of need.
 
 `Feed.launch` starts the copy of a batch, in the pinning thread or the consumer's thread, and returns an `Arrival`. The
-consumer calls the `Arrival` for the batch. The training stream then waits for the copy, and the consumer's thread does
-not. The feed keeps the host's memory until the copy has ended (``_in_flight``). `Device.record_use` reserves the
+consumer calls the `Arrival` to get the batch. The training stream then waits for the copy, but the consumer's thread
+does not. The feed keeps the host's memory until the copy has ended (``_in_flight``). `Device.record_use` reserves the
 device's memory until the training stream has used it.
 
-The feed queues a transform behind the copy, in the same stream, when the consumer takes the previous batch. It runs in
-the consumer's thread, and uses its random generators (`SeededTransform`).
+The feed queues a transform behind the copy, in the same stream, when the consumer takes the previous batch. Transforms
+are called in the consumer's thread, and use that thread's random generators (`SeededTransform`).
 
 Only the consumer's thread queries CUDA events, within ``next()``. A query from another thread would invalidate a CUDA
 graph that the consumer captures.
@@ -40,28 +40,28 @@ Pin = Callable[[torch.Tensor], torch.Tensor]
 _OTHER_WORDS = 0x6465762D74667273
 """Mixed into the base seed, because a transform that draws as the dataset did must not get the same numbers again."""
 USUAL = 2
-"""Batches to begin with: one for the step that runs, one more for when a step is shorter than a copy."""
+"""Initial number of batches: one to copy during the present step, and one in case a step is shorter than a copy."""
 MOST = 8
-"""Batches at most. Each takes memory from training, and a burst that is longer is the loader's, not the copy's."""
+"""Maximum number of batches. Each takes device memory, and longer bursts of late batches come from the loader."""
 JUDGED = 32
-"""Batches that are looked at together: few enough to react within seconds, enough for a share to mean something."""
+"""Number of batches per share of late ones: few enough to react within seconds, enough for a meaningful share."""
 IS_LATE = 0.125
-"""The share of late batches from which another one is tried; fewer are chance, or the first of a pass."""
+"""A larger share of late batches makes `Ahead` try one batch more. Fewer are chance, or the first of a pass."""
 SMALL_BYTES = 1 << 20
 """Small batches may take this much together, up to `MOST` of them. The thread that copies is then woken once for
 several batches instead of once for each. A wakeup takes the interpreter lock from the training loop, which costs more
 than the copy of a small batch."""
 HELPED = 0.5
-"""Maximum share of late batches that may stay late for a further batch to be kept ready."""
+"""`Ahead` keeps the batch that it tried if the share of late batches is at most this part of the share before."""
 
 
 class Ahead:
     """The number of batches that wait on the device: few, but enough that copies are not late, within a budget.
 
-    More batches help where copies are sometimes late: where the time of a step or of a copy varies. They do not help
-    where copies are late on average, so a further one is kept only if fewer batches were late with it.
+    More batches help if copies are only sometimes late, because the times of steps or copies vary. They do not help if
+    copies take longer than steps on average. So one batch more is kept only if it makes fewer batches late (`HELPED`).
 
-    It sets ``batches``, the present number. Used by the consumer's thread; any thread may read ``batches``.
+    ``batches`` is the present number. Any thread may read it.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -80,7 +80,7 @@ class Ahead:
             self._set()
 
     def taken(self, *, is_late: bool) -> None:
-        """Note that the consumer has taken a batch; ``is_late``: the device was not done with it."""
+        """Note that the consumer has taken a batch. ``is_late``: The device had not finished its copy or transform."""
         self._seen += 1
         self._late += is_late
         if self._seen == JUDGED:
@@ -117,7 +117,7 @@ class Arrival:
     """A batch on its way to the device. A call of it returns the batch to the consumer.
 
     Attributes:
-        is_done: No work is left to be queued for it.
+        is_done: True if all work for the batch has been queued.
     """
 
     __slots__ = ("_feed", "batch", "epoch", "error", "is_done", "number", "ready")
@@ -143,9 +143,9 @@ class Feed:
         transform: A function of each batch on the device, or None.
         copied_bytes: Bytes copied to the device. Only the launching thread writes it.
         copy_s: Device seconds of copies.
-        late: Batches taken before the end of their copy.
+        late: Batches taken before the end of their copy and transform.
         transform_s: Device seconds of transforms.
-        wait_s: Wait of the training stream for late batches.
+        wait_s: Device seconds in which the training stream waited for late batches.
     """
 
     def __init__(self, device: Device, *, budget_bytes: int, pin: Pin | None = None) -> None:
@@ -168,7 +168,7 @@ class Feed:
 
     @property
     def ahead(self) -> int:
-        """The number of batches that are to be on the device before they are asked for."""
+        """The number of batches to copy to the device before the consumer asks for them."""
         return self._ahead.batches
 
     @property
@@ -188,7 +188,7 @@ class Feed:
         self._to_transform.clear()
 
     def launch(self, batch: Any, number: int, epoch: int) -> Arrival:
-        """Begin the copy of the batch of that number. Its errors pass through."""
+        """Begin the copy of batch ``number`` of ``epoch``. It raises errors of the copy."""
         host = batch if self._pin is None else tree.pinned(batch, self._pin)
         moved, ended = self._copied(host)
         arrival = Arrival(self, moved, ended, number, epoch)
@@ -247,7 +247,7 @@ class Feed:
         return arrival.batch
 
     def _finish(self, arrival: Arrival) -> None:
-        """Queue the transform of a batch behind its copy. An error of it waits for the batch's turn."""
+        """Queue the transform of a batch behind its copy. An error of the transform is kept for `take`."""
         if not arrival.is_done:
             try:
                 self._transformed(arrival)
@@ -272,7 +272,7 @@ class Feed:
         arrival.batch, arrival.ready, arrival.is_done = batch, ready, True
 
     def bring(self, batch: Any, number: int) -> Any:
-        """Copy the batch of that number of this epoch, and take it at once."""
+        """Copy batch ``number`` of this epoch to the device, and return it at once."""
         self.check_open()
         arrived = self.launch(batch, number, self.epoch)()
         if type(arrived) is FailedRead:
@@ -310,12 +310,12 @@ class Feed:
 
 
 class SeededTransform:
-    """Calls the user's function of a batch on the device, with random numbers of the batch's own.
+    """Calls the user's transform with each batch on the device, after seeding the random generators for the batch.
 
-    It runs in the consumer's thread, within ``next()``, because it may draw from the training loop's random generators,
-    on the host and on the device. No other thread could borrow them unnoticed. They start from a seed of the batch, and
-    have their former state afterwards. The seed is a function of the base seed, the epoch and the number of the batch,
-    and differs from the seed that the batch was made with.
+    The transform runs in the consumer's thread, within ``next()``, because it may draw from the training loop's random
+    generators, on the host and on the device, and reseeding them in another thread would disturb a training step. They
+    get their former state back after the call. The seed is a function of the base seed, the epoch and the number of the
+    batch, and differs from the seed that the batch was made with.
     """
 
     def __init__(self, function: Transform, device: Device, base_seed: int) -> None:
@@ -324,7 +324,7 @@ class SeededTransform:
         self._seeds = TicketSeeds(mix64(base_seed ^ _OTHER_WORDS))
 
     def __call__(self, batch: Any, number: int, epoch: int) -> Any:
-        """Return the function's result for the batch of that number. Its errors pass through."""
+        """Return the result of the transform for batch ``number`` of ``epoch``. It raises the transform's errors."""
         seed = self._seeds.of(number, epoch)
         with one_at_a_time(), self._device.seeded(seed):
             return call_seeded(seed, self._function, batch)
@@ -364,7 +364,7 @@ class _FedFetcher:
 
 
 class _Refusing:
-    """Refuses a batch before its index is drawn, so that the next call delivers it."""
+    """Raises `Feed.check_open`'s error before an index is drawn, so that the next call delivers its batch."""
 
     _feed: Feed
 
@@ -394,7 +394,7 @@ def _fed_kind(base: type[Any], kind: Any) -> type[Any]:
 
 
 def have_fed(iterator: BaseDataLoaderIter, feed: Feed, transform: Transform | None) -> BaseDataLoaderIter:
-    """Have one of torch's iterators bring its batches to the device, each when it is asked for."""
+    """Make an iterator without dpex's workers copy each batch to the device when the batch is asked for."""
     inner: Any = iterator
     feed.have_transformed(transform, int(inner._base_seed))
     feed.begin_epoch()

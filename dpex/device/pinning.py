@@ -1,10 +1,10 @@
 """The thread that copies batches into page-locked memory, and on to a device, so that copies overlap with the step.
 
-Drawing, sending, warning and raising stay in the consumer's thread. `Engine.next` hands over the batches that are next
-in turn, and waits until the first batch is pinned. The batches remain in the schedule meanwhile. During a training
-step, the pinning thread receives results of workers (`Engine.listen`) and hands over batches itself. So draws, counts,
-errors and warnings do not depend on its progress. The thread owns its present job, and does all other work under the
-engine's lock. It refers to the engine but not to the iterator, and ends with `Pinner.close`.
+Only the consumer's thread draws indices, sends them to workers, warns and raises. So draws, counts, errors and warnings
+do not depend on the progress of the pinning thread. `Engine.next` queues the next batch for pinning if necessary, and
+waits until it is pinned. The batch remains in the schedule meanwhile. During a training step, the pinning thread
+receives results of workers (`Engine.listen`) and queues batches itself. It pins without a lock, and does all other work
+under the engine's lock. It refers to the engine but not to the iterator, and ends with `Pinner.close`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from dpex.system.wakeup import Wakeup
 from dpex.worker.fetch import Failure
 
 _LOCKED_BYTES = 1 << 62
-"""Page-locked memory has no budget of its own: `Ahead` allows few batches, and many only where they are small."""
+"""Practically no limit for page-locked memory, because `Ahead` allows few batches, or more if they are small."""
 _CHECK_EVERY_S = 1.0
 """Seconds after which a wait for a copy checks that the thread is still alive."""
 
 
 def _nothing() -> None:
-    """The payload of a job that has opened its own."""
+    """Take the place of a job's payload that was decoded, so that the payload is freed."""
 
 
 class _Job:
@@ -62,7 +62,7 @@ class _Job:
                 self._taken(self.number)
 
     def open(self) -> None:
-        """Decode."""
+        """Decode the payload, and keep the batch or the error."""
         try:
             self._value = self._payload()
         except Exception as error:
@@ -87,7 +87,7 @@ class _Job:
 
 
 class Pinner:
-    """The thread of one iterator, and the jobs that it has.
+    """The pinning thread of one iterator, and the queue of its jobs.
 
     Args:
         device: The accelerator's type. The index is the current one of the thread that makes this.
@@ -108,19 +108,19 @@ class Pinner:
         self._jobs: deque[_Job] = deque()
         self._ahead = Ahead(_LOCKED_BYTES)
         self._stock: set[int] = set()
-        """Numbers of the batches of this pass that are handed over and not taken."""
+        """Numbers of this pass's batches that were queued for the thread and not yet taken by the consumer."""
         self._is_short = self._is_watching = False
         self._wakeup = Wakeup()
         self._thread: threading.Thread | None = None
 
     @property
     def ahead(self) -> int:
-        """The number of batches that are to be copied before they are asked for."""
+        """The number of batches to copy before the consumer asks for them."""
         return self._ahead.batches if self._feed is None else self._feed.ahead
 
     @property
     def is_low(self) -> bool:
-        """Return True if no more than half of the batches that may be copied ahead of need are left."""
+        """Return True if at most ``ahead // 2 + 1`` queued batches are left for the consumer."""
         return len(self._stock) <= self.ahead // 2 + 1
 
     def begin_epoch(self) -> None:
@@ -130,15 +130,15 @@ class Pinner:
             self._feed.begin_epoch()
 
     def start(self, listen: Callable[[], list[int]]) -> None:
-        """Start the thread: after the first workers, which are forked. It calls ``listen`` (see `Engine`) when idle."""
+        """Start the thread, after the first workers were forked. When idle, it calls ``listen`` (see `Engine`)."""
         self._thread = threading.Thread(target=self._run, args=(listen,), name="dpex-pin", daemon=True)
         self._thread.start()
 
     def first(self, schedule: Schedule) -> _Job | None:
         """Return the job of the batch that is next in turn, under the engine's lock; None: it is not made yet.
 
-        The other batches are left to the thread. It is woken when half of its maximum is used up, and then only after
-        this batch was taken, because a thread that wakes now would compete with the consumer for the interpreter.
+        The thread queues all other batches itself. When its stock `is_low`, it is woken, but only after this batch was
+        taken, because a thread that wakes now would compete with the consumer for the interpreter lock.
         """
         delivery = schedule.peek()
         if delivery is None:
@@ -148,7 +148,7 @@ class Pinner:
         return job
 
     def hand_over(self, schedule: Schedule, most: int) -> None:
-        """Queue the ``most`` batches that are next in turn; in the thread, under the engine's lock."""
+        """Queue at most ``most`` batches that are next in turn, in the pinning thread under the engine's lock."""
         for delivery in schedule.upcoming(most):
             if not isinstance(delivery.payload, _Job):
                 self._queue(schedule, delivery)
@@ -167,7 +167,7 @@ class Pinner:
         return job
 
     def _taken(self, stock: set[int], number: int) -> None:
-        """Note that the consumer has taken a batch of the pass of this stock."""
+        """Note that the consumer has taken a batch from ``stock``, and wake the thread if the stock was low."""
         stock.discard(number)
         if self._is_short:
             self._is_short = False
@@ -189,9 +189,9 @@ class Pinner:
         return self._thread is not None and self._thread.is_alive()
 
     def close(self, last_act: Callable[[], None], grace_s: float = 5.0) -> None:
-        """End the thread, then call ``last_act``; once, and harmless in a forked process.
+        """End the thread, then call ``last_act``. A second call, and a call in a forked process, have no effect.
 
-        A garbage collection may call this in the thread itself, in the middle of anything: it then ends later.
+        A garbage collection may call this in the pinning thread itself. The thread then ends after its present job.
         """
         if self._closed or os.getpid() != self._pid:
             return

@@ -3,8 +3,8 @@
 Containers are taken apart and put together by the rules of torch's ``pin_memory``: mappings, named tuples, tuples and
 sequences keep their type where the type allows it. The only exception is that plain tuples stay tuples, which torch 2.4
 turns into lists. A value whose class has a ``to`` of its own moves itself. Such types are tested before containers, as
-``pin_memory`` tests types with a ``pin_memory`` of their own first. torch's pytree knows only Python's own mappings and
-sequences.
+``pin_memory`` tests types with a ``pin_memory`` of their own first. torch's pytree is not used, because it knows only
+Python's own mappings and sequences.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def tensors(value: Any, is_done: Callable[[Any], bool] = lambda own: False) -> I
 def _tensors(value: Any, is_done: Callable[[Any], bool], seen: dict[int, Any]) -> Iterator[torch.Tensor]:
     if type(value) in _LEAVES or id(value) in seen:
         return
-    seen[id(value)] = value  # which keeps a container's temporary items, or their addresses would be others'
+    seen[id(value)] = value  # kept alive, because another object could get the `id` of a temporary item
     if isinstance(value, torch.Tensor):
         yield from strided(value)
         return

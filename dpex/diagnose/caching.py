@@ -1,4 +1,4 @@
-"""The part of a sample that `dpex.cached` can keep, as far as the timed calls show. Pure."""
+"""The part of loading a sample that `dpex.cached` can cache, according to the timed calls. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dpex.measure.readable import percent
 
 @dataclass(frozen=True, kw_only=True)
 class CachablePart:
-    """The part of a sample that is the same in each epoch, as far as is known.
+    """The part of loading a sample that draws no random numbers, as far as the timed calls show.
 
     Attributes:
-        change: The change of the code, in words.
+        change: The change of the user's code, as text.
         wall_s: Wall seconds of that part in all batches.
         cpu_s: CPU seconds of that part in all batches.
-        is_divided: True if that part needs a dataset of its own.
+        is_divided: True if the dataset must be divided in two, so that only this part is cached.
     """
 
     change: str
@@ -28,9 +28,9 @@ class CachablePart:
 
 
 def cachable(facts: Facts) -> CachablePart | None:
-    """Return the part of a sample that ends before the first call that draws random numbers.
+    """Return the part of loading a sample that precedes the first call that draws random numbers.
 
-    None: There is no such part, or no batch was timed.
+    None if there is no such part, or if no batch was timed.
     """
     root = next((one for one in trees(facts) if not one.fact.is_collating), None)
     if not facts.is_cachable or root is None:
@@ -54,5 +54,5 @@ def cachable(facts: Facts) -> CachablePart | None:
 
 
 def _is_own_code(one: CallBranch, around: list[CallBranch]) -> bool:
-    """Return True for the code of a function in which the first draw lies: part of it may follow the draw."""
+    """Return True for the own code of a function that leads to the first draw, as some may run after the draw."""
     return one.name == OWN_CODE and one.caller in around

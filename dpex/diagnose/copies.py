@@ -1,4 +1,4 @@
-"""The Python objects of a dataset that each worker copies, and the warning of that. PURE."""
+"""Warn that each worker copies the Python objects of a dataset. PURE."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dpex.measure.readable import size
 
 LEAST_BYTES = 64 << 20
-"""Minimum bytes of copies per worker for a report."""
+"""Minimum bytes that a worker must have copied for a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ def warning(held: HeldObjects, workers: int, private_bytes: float) -> str:
     Args:
         held: The objects of the dataset.
         workers: Local workers that run.
-        private_bytes: The memory that most of them have for themselves.
+        private_bytes: Median private memory of a worker, in bytes.
     """
     copied = min(private_bytes, held.nbytes)
     if workers < 1 or copied < max(LEAST_BYTES, held.nbytes // 4):

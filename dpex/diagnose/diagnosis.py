@@ -1,6 +1,6 @@
-"""Derive a diagnosis from a loader's counts: the value that `DpexDataLoader.diagnose` returns, and the ways to show it.
+"""Derive from a loader's counts the diagnosis that `DpexDataLoader.diagnose` returns, and show it in several formats.
 
-It needs no loader, which may have ended. Any thread may call it.
+This works on the counts alone, so the loader may have ended. Any thread may call these functions.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Diagnosis(Findings):
         return report.full(self)
 
     def predict(self, settings: Settings) -> Prediction | None:
-        """Predict what other numbers of workers, or another prefetch, would bring; None: too little was measured."""
+        """Predict the effect of other numbers of workers or another prefetch; None if too little was measured."""
         found = losses(self.facts)
         model = work.model_of(self.facts, found)
         run = None if model is None else Run(facts=self.facts, found=found, model=model)
@@ -91,7 +91,7 @@ class Diagnosis(Findings):
         return report.plain(self)
 
     def write_html(self, path: str | Path, last: Sequence[str] = ()) -> Path:
-        """Write the report with all tables as a page, in lines of a fixed width. It loads nothing from elsewhere.
+        """Write the report with all tables as an HTML page with lines of a fixed width and no external resources.
 
         Args:
             path: Where to write it; ``~`` is the home directory.
@@ -136,7 +136,7 @@ def _page(found: Diagnosis, last: Sequence[str]) -> str:
 
 
 def diagnose(facts: Facts) -> Diagnosis:
-    """Conclude what can be concluded from these measurements."""
+    """Return the verdict and the predictions that these measurements support."""
     found = losses(facts)
     verdict, model = judge(facts, found), work.model_of(facts, found)
     if model is None or verdict.cause == "too-early":
@@ -161,7 +161,7 @@ def diagnose(facts: Facts) -> Diagnosis:
 
 
 def facts_of(account: Reading, subject: Subject) -> Facts:
-    """Return the counts of a loader and its unmeasured facts as one value."""
+    """Return the counts of a loader, and the facts of it that need no measurement, as one value."""
     cpus = max(0.5, usable_cpus() / parts_of_machine(os.environ, account.sharing_ranks))
     return account.narrowed(Facts, **vars(subject), prefetch=account.prefetch or 1, cpus=cpus)
 
@@ -175,7 +175,7 @@ class DiagnosisSource:
     tuner: Tuner | None = None
 
     def diagnose(self, account: Reading | None = None) -> Diagnosis:
-        """Conclude from these counts, or from all in the book. Takes 2 ms of CPU, and 1 ms per worker that runs."""
+        """Diagnose ``account``, by default all counts in ``book``. Takes 2 ms of CPU, and 1 ms per running worker."""
         found = account or self.book.read()
         subject = replace(self.subject, private_bytes=private_bytes(found.pids))
         if self.tuner is not None:

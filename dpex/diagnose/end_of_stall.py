@@ -1,4 +1,4 @@
-"""The rate that the training loop could take, and what that needs, in sentences. Pure."""
+"""Sentences on the rate that the training loop could take, and on the CPUs or workers for that rate. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MATTERS = 0.05
 _TOLD = 0.05
 """Other programs are mentioned if they use at least this share of the CPUs."""
 _ENOUGH = 0.05
-"""CPUs suffice if less than this share of the needed CPUs is missing, because measurements are no better."""
+"""CPUs suffice if less than this share of the needed CPUs is missing, because measurements are no more precise."""
 _STAGES = {"load": "the dataset", "collate": "the collate function", "encode": "writing batches into memory"}
-"""Stages of a batch in words. All other keys are calls in words."""
+"""Texts for the stages of a batch. All other names of costly parts are already texts of calls."""
 
 
 def stage_name(name: str) -> str:
@@ -28,7 +28,7 @@ def stage_name(name: str) -> str:
 def end_of_stall(facts: Facts, found: LostTime, model: Model) -> str:
     """Return the rate that the training loop could take, and the CPUs or workers that it needs, in sentences.
 
-    "" without a stall, if more CPUs or workers would not end it, or if too little is known.
+    Return "" if there is no stall, or if more CPUs or workers would not end it.
     """
     end, first = model.to_end_stall(), CAUSES[found.ranked[0][0]]
     if max(facts.running_wait_ratio, facts.held_ratio) < MATTERS:

@@ -1,7 +1,7 @@
-"""The measurements of a loader as one value, from which alone a diagnosis concludes. Pure.
+"""The measurements of a loader as one value, which is the only input of a diagnosis. Pure.
 
 Seconds are sums over all passes since the loader was made or `diagnose(reset=True)` was last called, without the time
-between passes. None: not measured, and `Facts.unmeasured` says why.
+between passes. A value that is None was not measured, and `Facts.unmeasured` gives the reason.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dpex.measure.sampling import SAMPLE_S
 
 @dataclass(frozen=True, kw_only=True)
 class CallFacts(CallSums):
-    """The calls of a function from one place; "load > a > b" is the call of b in a while samples are loaded.
+    """The calls of a function from one call site; "load > a > b" are the calls of b by a while samples are loaded.
 
-    Calls, wall seconds and CPU seconds are counted in the timed batches. No call includes the seconds of calls within.
+    Calls and seconds are those of the timed batches. Seconds exclude nested calls that have `CallFacts` of their own.
     """
 
     name: str
@@ -50,17 +50,17 @@ class Subject:
         is_tuned: True if the tuner sets workers and prefetch.
         config: The tuner's limits, else the defaults. Predictions respect them.
         keeps_workers: True if the number of workers determines the samples, so that it must not change.
-        streams: Streams in which an iterable dataset is read; 0 for another dataset.
-        shards: Shards that the dataset names; 0: none, or unknown.
-        why_streams: The number of streams with its reason, in sentences, or "".
+        streams: Number of streams that read an iterable dataset; 0 for other datasets.
+        shards: Number of shards that the dataset reports; 0: none, or unknown.
+        why_streams: Sentences on the number of streams and its reason, or "".
         is_auto: True under ``num_workers="auto"``.
         has_cluster: True if a Ray cluster is available.
         decisions: The tuner's decisions, with their expected and actual effects.
-        note: The reason for missing measurements, for a loader without a counted batch.
+        note: The reason why no batch was counted, or "".
         untimed: The reason why calls are never timed, or "".
         is_torchs: True if PyTorch's own iterators make the batches. dpex does not count these.
         held: The Python objects of the dataset.
-        private_bytes: Private memory that most local workers exceed; 0: no worker runs, or unknown.
+        private_bytes: Median private memory of a local worker; 0: no worker runs, or unknown.
         is_asynchronous: True if an event loop loads samples.
         concurrency: Samples that an event loop may load at the same time; 0: the dataset is a stream.
     """
@@ -90,7 +90,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts(Reading, Subject):
-    """The measurements of a loader: its counts, and its unmeasured facts."""
+    """The measurements of a loader, and the facts of it that need no measurement."""
 
     @property
     def rate(self) -> float:
@@ -118,7 +118,7 @@ class Facts(Reading, Subject):
 
 
 def _calls(pool: PoolReading) -> Iterator[CallFacts]:
-    """Yield a pool's calls. The times of timed batches are scaled to all batches by wall and by CPU time of a stage."""
+    """Yield a pool's calls. Each stage's wall and CPU times in timed batches are scaled to its times in all batches."""
     timed = [one.narrowed(CallFacts, name=name) for name, one in pool.calls.items() if one.calls > 0]
     ratios = {}
     for is_collating, wall_s, cpu_s in (
@@ -146,7 +146,7 @@ def _gaps(facts: Facts) -> Iterator[str]:
     if facts.others is None:
         yield "CPU time of other programs: a CPU quota applies, or the system does not report it"
     if not facts.calls:
-        why = "no batch was timed yet; from the second of a worker on one is now and then"
+        why = "no batch was timed yet; each worker times one now and then, but not its first"
         yield f"single calls: {facts.untimed or why}"
     if facts.tickets and not facts.slow_samples:
         none = f"not where they take under {1e6 * SAMPLE_S:.0f} µs, in streams, with __getitems__ or batch_size=None"

@@ -17,9 +17,9 @@ EFFORT: dict[str, float] = {
     **dict.fromkeys(("awaited", "divided", "cheaper"), 4.0),
     "machines": 12.0,
 }
-"""A person's effort by kind of change: an argument or a stopped program, another type, a cache, a rewrite, machines."""
+"""Relative effort of a change for the user, by kind: arguments, other types, caches, rewritten code, machines."""
 WORTH_FIRST = 0.1
-"""A rate that is higher by less is no reason to advise a change `AT_HAND` before code, or code before machines."""
+"""Minimum relative gain of the rate with which changes `AT_HAND` precede code, and code precedes machines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class Findings:
 
     @property
     def recommendation(self) -> Prediction | None:
-        """The argument or the stopped program that brings most, or else the change that brings most for its effort;
-        None if nothing is worth it or nothing can be said."""
+        """The change `AT_HAND` with the largest gain, else the change with the largest gain for its effort; None if
+        no change was predicted, too little was measured, or the training step is the limit."""
         if self.verdict.cause in ("too-early", "consumer"):
             return None
         return recommended(self.predictions, self.facts.rate)
@@ -45,8 +45,8 @@ class Findings:
 def recommended(predictions: Sequence[Prediction], rate: float) -> Prediction | None:
     """Return the change with the best gain for its effort, or None. ``rate``: The measured batches per second.
 
-    A change `AT_HAND` comes before other code, and other code before machines that nobody has yet, if its gain over
-    ``rate`` is `WORTH_FIRST`.
+    Changes `AT_HAND` precede changes of code, and changes of code precede additional machines, if their gain over
+    ``rate`` is at least `WORTH_FIRST`.
     """
 
     def worth(one: Prediction) -> tuple[int, float]:

@@ -1,4 +1,4 @@
-"""Bring the reports of a job's ranks together: as a collective, or at the end of a launch by torchrun.
+"""Gather the reports of a job's ranks, by a collective operation or at the end of a launch by torchrun.
 
 Near the end of a launch, the process group may have ended already. But torchrun, and so `accelerate launch`, keeps a
 key-value store at ``MASTER_ADDR`` and ``MASTER_PORT`` until the last process has ended.
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis
 
 PATIENCE_S = 10.0
-"""Seconds for which rank 0 waits at its end for the reports of all other ranks."""
+"""Maximum seconds that rank 0 waits before its exit for the reports of all other ranks."""
 
 
 def of_group(found: Diagnosis, group: Any) -> JobDiagnosis:
-    """Return the verdict on the ranks of a process group, on each of them. All must call this."""
+    """Return the verdict on the ranks of a process group. This is a collective call, which every rank must make."""
     import torch.distributed as dist
 
     own = RankReport.of(found, dist.get_rank(), platform.node())
@@ -35,11 +35,11 @@ def of_group(found: Diagnosis, group: Any) -> JobDiagnosis:
 
 
 def of_launch(found: Sequence[tuple[str, RankReport]], environ: Mapping[str, str]) -> JobDiagnosis | None:
-    """Return the verdict on the ranks of a launch in rank 0; None in other ranks, and where torchrun has no store.
+    """Return the verdict on the ranks of a launch in rank 0; None in other ranks, and without a store of torchrun.
 
     Args:
-        found: Loaders of this process in words, the most important first, each with its report.
-        environ: The environment that the launcher made.
+        found: Pairs of a loader's description and its report, the most important loader first.
+        environ: The environment variables that the launcher set.
 
     Raises:
         RuntimeError: The store cannot be reached.

@@ -1,7 +1,7 @@
-"""The calls that cost most of making a batch, with the lines of the user's code that lead to them. Pure.
+"""The calls that take most of the time of making a batch, with the lines of the user's code that make them. Pure.
 
-The deepest call with at least `LEAST` of a batch's time is found. It is named after the outermost call that does hardly
-anything else, up to a call in the user's own code.
+The search finds the deepest call with at least `LEAST` of a batch's time. It reports the outermost caller that does
+hardly anything else, but goes no further than a call in the user's own code.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from dpex.measure.batch_times import COLLATE, LOAD, OWN_CODE, WITHIN
 from dpex.measure.readable import percent
 
 LEAST = 0.1
-"""A call with a smaller share of making a batch is not named."""
+"""Minimum share of the time of making a batch for a call to be reported."""
 _NEARLY_ALL, _SAME, _SAME_FUNCTION = 0.85, 0.97, 0.8
-"""Shares of a caller's time. From the first on a call of a library is followed. From the second on the caller names the
-call. The third replaces the second for the innermost call, which is often a function of C behind a method."""
+"""Minimum shares of a call in its caller's time. `_NEARLY_ALL`: the search enters a call inside a library. `_SAME`: the
+caller is reported instead. `_SAME_FUNCTION`: `_SAME` for the innermost call, often a C function behind a method."""
 _HALF = 0.5
 AWAIT = "await"
 _PLACED = re.compile(r"(.*) ([(\[].+:[\d-]+[)\]])")
 
 
 class CallBranch:
-    """A row of the tree with the rows within.
+    """A call in the call tree, with its nested calls.
 
     Attributes:
-        fact: The row.
-        name, place: The function, and the place of the call as `dpex.profile.call_names.place` shows it.
-        all_wall_s, all_cpu_s: Seconds in all batches, including calls within.
-        wall_s, cpu_s: Seconds in the timed batches, including calls within.
-        leads_to_user: This call, or one within, is in the user's own code.
+        fact: The measurements of the call.
+        name, place: The function, and the place of the call in the format of `dpex.profile.call_names.place`.
+        all_wall_s, all_cpu_s: Seconds in all batches, including nested calls.
+        wall_s, cpu_s: Seconds in the timed batches, including nested calls.
+        leads_to_user: True if this call, or a nested call, is in the user's own code.
     """
 
     def __init__(self, fact: CallFacts, caller: CallBranch | None) -> None:
@@ -51,13 +51,13 @@ class CallBranch:
         self.leads_to_user: bool = self.is_of_user
 
     def add(self, one: CallBranch) -> None:
-        """Add the seconds of a branch within, which must include its own branches."""
+        """Add the seconds of a nested call, which must already include its own nested calls."""
         self.all_wall_s, self.all_cpu_s = self.all_wall_s + one.all_wall_s, self.all_cpu_s + one.all_cpu_s
         self.wall_s, self.cpu_s = self.wall_s + one.wall_s, self.cpu_s + one.cpu_s
         self.leads_to_user |= one.leads_to_user
 
     def walk(self) -> Iterator[CallBranch]:
-        """Yield this row and the rows within, in the order of their first calls."""
+        """Yield this call and its nested calls, in the order in which they first ran."""
         yield self
         for one in self.within:
             yield from one.walk()
@@ -69,7 +69,7 @@ class CallBranch:
 
     @property
     def around(self) -> Iterator[CallBranch]:
-        """Yield this row and the rows around it, the nearest first."""
+        """Yield this call and its callers, innermost first."""
         one: CallBranch | None = self
         while one is not None:
             yield one
@@ -92,17 +92,17 @@ def trees(facts: Facts) -> tuple[CallBranch, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class HotCall:
-    """A call that costs much of making a batch.
+    """A call that takes much of the time of making a batch.
 
     Attributes:
         name: The function that is called.
-        caller: The function of the user's own code that calls it, or that leads to it; "" without one.
+        caller: The function of the user's own code that calls it, directly or not; "" if there is none.
         line: The file and the line of that call, or of a function's own code; "" if unknown.
-        share: The share of making a batch, 0 to 1.
-        wall_s, cpu_s: Seconds of all batches.
+        share: The share of the time of making a batch, 0 to 1.
+        wall_s, cpu_s: Seconds in all batches.
         waits_for: "data" or "other threads", if the call waits for most of its time; else "".
         is_awaited: True if the event loop does other work during the call.
-        is_own_code: True for a function's own code, beside its calls.
+        is_own_code: True for a function's own code, without the functions that it calls.
         is_collating: True for the collate function and its calls.
     """
 
@@ -133,7 +133,7 @@ class HotCall:
 
 
 def hot_calls(facts: Facts) -> tuple[HotCall, ...]:
-    """Return the calls of at least `LEAST` of making a batch, the costliest first. None contains another."""
+    """Return calls with at least `LEAST` of the time of making a batch, costliest first. They are not nested."""
     least_s = LEAST * max(1e-12, facts.busy_s)
     found = [_hot(facts, leaf) for root in trees(facts) for leaf in _leaves(root, least_s)]
     named = [one for one in found if one.name != LOAD and one.share >= LEAST]
@@ -141,9 +141,9 @@ def hot_calls(facts: Facts) -> tuple[HotCall, ...]:
 
 
 def _leaves(branch: CallBranch, least_s: float) -> Iterator[CallBranch]:
-    """Yield the deepest calls within that take ``least_s`` and that the user has chosen.
+    """Yield the deepest nested calls that take at least ``least_s``, without the internals of libraries.
 
-    The inner calls of a library are left out, except a call that takes nearly all of the time, and the steps of a
+    Two internals are yielded all the same: a call that takes nearly all of the library's time, and the steps of a
     pipeline. A pipeline is one line that calls several functions, as in a ``Compose``.
     """
     large = [one for one in branch.within if one.all_wall_s >= least_s]
@@ -186,7 +186,7 @@ def _hot(facts: Facts, leaf: CallBranch) -> HotCall:
 
 
 def _innermost_of_object(one: CallBranch, leaf: CallBranch) -> CallBranch:
-    """Return the last of the methods of one object that call each other, such as the ``forward`` of a module."""
+    """Follow calls from method to method of one class. Return the innermost, such as the ``forward`` of a module."""
     for inner in reversed(list(leaf.around)[: list(leaf.around).index(one)]):
         owner, _, method = one.name.rpartition(".")
         if (
@@ -219,7 +219,7 @@ def sentence(facts: Facts) -> str:
 
 
 def is_blocking(facts: Facts, one: HotCall) -> bool:
-    """Return True if the call keeps the event loop from the other samples of the worker while it waits."""
+    """Return True if the call blocks the event loop while it waits, so that the worker's other samples wait, too."""
     return facts.is_asynchronous and bool(one.waits_for) and not one.is_awaited
 
 

@@ -23,18 +23,17 @@ from dpex.measure.settings import INLINE, LOCAL, REMOTE
 from dpex.measure.views import cpus_used, mean_s
 
 COLUMNS = 100
-"""Lines of the text are wrapped at this width, or at that of a narrower terminal: a report is read in logs and mails,
-too."""
+"""Maximum width of a line of text, because reports are also read in logs and mails. A narrower terminal reduces it."""
 VERSION = 6
 """Version of the layout of `plain`; it grows when something is renamed or removed."""
 _NODES = 2
-"""Nodes that failed, on the screen; the full report has them all."""
+"""Maximum number of failed nodes that the report names, which are the latest."""
 _LEFT_OUT = ("batch_waits", "services_s", "full")
 """Fields and properties that `plain` leaves out."""
 _SHOWN = 0.01
-"""A part of the time below this is left out of the evidence."""
+"""Minimum share of the time for a part to be named in the evidence."""
 _SAME = 0.01
-"""Relative difference of two times of a step that is not told."""
+"""Maximum relative difference of two step times that the report treats as equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class ReportSection:
 
 
 class ReportPart(NamedTuple):
-    """A share of wall time, 0 to 1: what for, in words, and its colour in a bar."""
+    """A part of the wall time: the cause and its name, the share from 0 to 1, and the colour in a bar."""
 
     cause: str
     name: str
@@ -95,7 +94,7 @@ def evidence(facts: Facts, verdict: Verdict) -> Iterator[str]:
 
 
 def predicted(one: Prediction, now: Facts | Prediction) -> str:
-    """Return a change with its effect, compared with ``now``. It names the step if its time changes."""
+    """Return a sentence on a change and its effect, compared with ``now``. It has the step's time if that changes."""
     wait, step_s = (now.wait_ratio, now.step_s) if isinstance(now, Facts) else (now.wait, now.step_s)
     condition = f", if {one.condition}" if one.condition else ""
     is_alike = abs(one.step_s - step_s) <= _SAME * step_s
@@ -130,7 +129,7 @@ def advice(found: Findings) -> str:
 
 
 def text(found: Findings, columns: int = COLUMNS) -> str:
-    """Return the report on one screen, in lines of that width: verdict, evidence, first advice, the end of the stall,
+    """Return the report on one screen, wrapped at ``columns``: verdict, evidence, first advice, how to end the stall,
     and failures."""
     facts, verdict = found.facts, found.verdict
     lines = [f"dpex diagnosis of {headline(facts)}", "", f"{verdict.title.upper()}: {verdict.sentence}"]
@@ -158,7 +157,7 @@ def failures(facts: Facts) -> Iterator[str]:
 
 
 def full(found: Findings, columns: int = COLUMNS) -> str:
-    """The screen, and all tables below it."""
+    """Return the report on one screen, followed by all tables."""
     lines = [text(found, columns)]
     for section in sections(found):
         lines += ["", section.title, *table(section, columns), *listed(section.lines, columns)]
@@ -197,7 +196,7 @@ def table(section: ReportSection, columns: int = COLUMNS) -> Iterator[str]:
 
 
 def sections(found: Findings) -> tuple[ReportSection, ...]:
-    """The tables that have rows."""
+    """Return the tables that have rows, and the list of missing measurements."""
     facts = found.facts
     evidence = tuple((one.name, measure(one), one.how) for one in found.verdict.evidence)
     how = ReportSection(title="How do we know", header=("what", "measured", "how"), rows=evidence)
@@ -214,7 +213,7 @@ def measure(one: Evidence) -> str:
 
 
 def parts(facts: Facts, verdict: Verdict) -> tuple[ReportPart, ...]:
-    """Divide the wall time: the step, what holds it up, then the wait, largest first."""
+    """Divide the wall time into the step, the step's wait for a CPU, and the causes of the wait, largest first."""
     held = facts.held_ratio
     step = max(0.0, 1.0 - facts.wait_ratio - held) if facts.wall_s > 0 else 0.0
     waits = [(CAUSES[cause], share * facts.wait_ratio) for cause, share in verdict.shares.items()]
@@ -273,7 +272,7 @@ def _calls(facts: Facts) -> ReportSection:
 
 
 def _machines(nodes: Mapping[str, PoolReading]) -> ReportSection:
-    """Slowest first."""
+    """Return the table of machines, slowest first."""
     ordered = sorted(nodes.items(), key=lambda node: -mean_s(node[1]))
     return ReportSection(
         title="Slowest machines" if len(ordered) > 1 else "Machines",
@@ -295,7 +294,7 @@ def _slow_samples(facts: Facts) -> ReportSection:
     rows = tuple(
         (slow.shown, duration(slow.seconds), f"{slow.seconds / mean_s:.3g}", str(slow.times))
         for slow in facts.slow_samples
-        if slow.seconds >= mean_s  # else slower ones were not timed alone
+        if slow.seconds >= mean_s  # a sample below the mean is not slow: the slow ones were not timed alone
     )
     header = ("dataset index", "time", "times the mean sample", "how often so slow")
     return ReportSection(title="Slowest samples", header=header, rows=rows, lines=("Since the loader was made.",))
@@ -321,7 +320,7 @@ def plain(found: Findings) -> dict[str, Any]:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    """Return the fields and the properties of a dataclass, without long lists and text that others repeat."""
+    """Return the public fields and properties of a dataclass by name, except those in `_LEFT_OUT`."""
     names = [field.name for field in fields(value)]
     for kind in type(value).__mro__:
         names += [name for name, one in vars(kind).items() if isinstance(one, (property, cached_property))]

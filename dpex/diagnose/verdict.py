@@ -3,8 +3,8 @@
 Rules, first match:
 
 1. "too-early" with too few batches (`ENOUGH_BATCHES`, `ENOUGH_S`; for long batches `FEW_BATCHES`, `FEW_S`).
-2. The transfer, if the training stream waits for finished batches to reach the device for `LIMIT` of the time, and for
-   `ALONE` times the wait.
+2. The transfer, if the training stream waits for finished batches to reach the device: for at least `LIMIT` of the
+   time, and for `ALONE` times as long as the loop is stalled by loading.
 3. Too few CPUs, if the training thread waits for a CPU, in its steps and in ``next()``, for `SMALL` of the time, and
    for longer than it waits for batches. Else the consumer, if the start took less than `START_LIMIT` and the loop (the
    GPU, if measured) then waits for less than `LIMIT` of the time. A wait of less than `SMALL` counts only if one cause
@@ -31,17 +31,17 @@ from dpex.measure.readable import duration, percent, rounded
 from dpex.measure.views import cpus_used, is_full
 
 ENOUGH_BATCHES = 50
-"""Batches after which a cause that alternates with another is known: a share of one half to within 14 points."""
+"""Minimum batches for a verdict. Of 50 batches, a share of one half is known to within 14 percentage points."""
 ENOUGH_S = 1.0
-"""Below a second the kernel's time slices and ticks are as large as the differences between causes."""
+"""Minimum seconds for a verdict, because time slices and ticks of the kernel distort shorter measurements."""
 FEW_BATCHES = 20
 FEW_S = 12.0
-"""Long batches are measured well one by one, and fifty of them take too long. The confidence is lower then."""
+"""Minimum for long batches, because each is measured precisely and 50 take too long. The confidence is lower."""
 LIMIT = 0.05
-"""Minimum wait of a bottleneck. XProf says "not the bottleneck" below it (openxla/xprof, input_pipeline_analysis)."""
+"""Least wait ratio of a bottleneck. XProf says "not the bottleneck" below (openxla/xprof, input_pipeline_analysis)."""
 SMALL = 0.1
-"""A loss that several causes share, each below `LIMIT`, is worth a change from this share on. So is a lack of CPUs,
-because each program on a machine in use waits for a CPU now and then."""
+"""Minimum of a loss whose causes are each below `LIMIT`, and of a lack of CPUs, because every program on a machine in
+use waits for a CPU now and then."""
 START_LIMIT = 0.1
 """`LIMIT` for the starts of passes, because their share of the time falls as a run goes on."""
 ALONE = 2.0
@@ -158,7 +158,7 @@ def _held_share(facts: Facts) -> float:
 
 
 def _is_late_on_device(facts: Facts, found: LostTime) -> bool:
-    """Return True if the loss is the training stream's wait for batches that are made and not on the device."""
+    """Return True if the training stream waits mainly for finished batches that have not reached the device."""
     return facts.copies_ratio >= max(LIMIT, ALONE * _lost_to_loading(facts, found))
 
 
@@ -171,8 +171,8 @@ def _is_enough(facts: Facts) -> bool:
 def _lost_to_loading(facts: Facts, found: LostTime) -> float:
     """Return the share of the time that decides whether loading is the limit.
 
-    It is the wait without starts and without waiting for a CPU. If that is less than `SMALL`, the largest cause counts
-    alone.
+    It is the loop's wait, or the GPU's stall if that is shorter, without starts and without the training thread's waits
+    for a CPU. Below `SMALL`, it is at most the largest cause.
     """
     lost = facts.running_wait_ratio
     lost = lost if facts.gpu_stall_ratio is None else min(facts.gpu_stall_ratio, lost)
@@ -219,14 +219,14 @@ def _place(facts: Facts, found: LostTime, cause: str) -> str:
 
 
 def _each_batch(facts: Facts, cause: str) -> str:
-    """Return the training loop's time for each batch, and the workers that it is spent on."""
+    """Return a text with the training loop's mean time per batch. For "dispatch" it mentions remote workers."""
     to_cluster = ", with workers on the cluster" if cause == "dispatch" and facts.remote_workers else ""
     return f"{1e3 * facts.causes.get(cause, 0.0) / max(1, facts.batches):.2g} ms per batch{to_cluster}"
 
 
 def dominant(facts: Facts, cause: str) -> tuple[HotCall, float] | None:
-    """Return the call that takes most of what batches compute ("cpu") or wait ("storage"), and its share of the dataset
-    or of the collate function. None: no call takes `MOST`, or calls were not timed."""
+    """Return the call with the most computing ("cpu") or waiting ("storage"), and its share of all that its stage
+    computes or waits. None: no call has a share of `MOST`, or calls were not timed."""
     found = of_cause(facts, cause) if CAUSES[cause].is_making else ()
     if not found:
         return None
@@ -271,7 +271,7 @@ def _gpu(facts: Facts) -> str:
 
 
 def _held_up(facts: Facts) -> str:
-    """Return the step's time over its own time, and the holders of the CPUs."""
+    """Return a sentence on how much waits for a CPU lengthen the step, and on the programs that hold the CPUs."""
     used = cpus_used(facts)
     own, others = used["the workers"], used["other programs"]
     names = {"other programs": others, "the loader's own workers": own}

@@ -1,9 +1,9 @@
 """Predictions for other settings and cheaper work, by the law's model. Pure.
 
-A run takes ``start + order + batches / rate`` seconds: its starts, the cost of the order, and its batches at the rate
-of the model. The predictions include the error of this formula at the present setting. A change outside the model saves
-the seconds of its cause (`dpex.measure.causes`). A batch takes a step and a wait, so ``rate * step_s + wait`` is
-1 in each prediction. Changes that need no other code (`AT_HAND`) come first, and each group is in order of the rate.
+A run takes ``start + order + batches / rate`` seconds: its starts, the waits due to the order of batches, and its
+batches at the model's rate. Predictions add the error of this formula at the present setting. A change that the model
+lacks saves the seconds of its cause (`dpex.measure.causes`). A batch takes a step and a wait, so in each prediction
+``rate * step_s + wait`` is 1. Changes that need no other code (`AT_HAND`) come first, and each group is sorted by rate.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WORTH = 0.03
 HALF = 0.5
 """Factor of a cost when the work is halved."""
 _THREADS = 32
-"""Maximum threads of `asyncio.to_thread`, which has four more threads than CPUs."""
+"""Maximum threads of `asyncio.to_thread`. Below this limit it has four more threads than CPUs."""
 _ELSEWHERE = 1000
 """Maximum workers on other machines that a prediction adds."""
 
@@ -148,7 +148,7 @@ class Run:
         return self.facts.wall_s - self._seconds(self.model, self.model.now, self.facts.held_s)
 
     def _seconds(self, model: Model, settings: Settings, held_s: float, *, is_free: bool = False) -> float:
-        """Wall time of all batches; is_free: as far as steps alone need it."""
+        """Return the wall seconds of all batches. ``is_free``: as if batches took no time, so only the steps count."""
         count = self.facts.later_batches
         step_s = (
             model.step_s + held_s / count + (DISPATCH_S if settings.workers and not self.model.now.workers else 0.0)
@@ -162,7 +162,7 @@ class Run:
         return start_s + self._order_s(model, settings) + count * max(step_s, 1.0 / model.rate(settings).value)
 
     def _order_s(self, model: Model, settings: Settings) -> float:
-        """Seconds lost with that prefetch: all as measured, none where it covers the slowest batch."""
+        """Return the seconds lost to the order of batches: as measured now, and less with a larger prefetch."""
         now, enough = model.now.prefetch, work.covering_prefetch(self.facts, model)
         left = (enough - settings.prefetch) / (enough - now) if enough > now else now / max(1, settings.prefetch)
         return self.found.flagged_s("is_order") * min(1.0, max(0.0, left))
@@ -189,7 +189,7 @@ class Run:
         is_late = self.found.flagged_s("is_order") > MATTERS * facts.wall_s
         local, remote = model.best(facts.config.headroom)
         if local + remote < now.workers and model.start is None:
-            local, remote = now.local, now.remote  # fewer serve as well, and no better
+            local, remote = now.local, now.remote  # fewer workers are as fast, but no faster
         each = max(2, math.ceil(now.prefetch / now.workers)) if now.workers and not is_late else int(depth)
         prefetch = now.prefetch if facts.is_capped else max(each * (local + remote), 1)
         chosen = Settings(local=local, remote=remote, prefetch=prefetch)
@@ -242,13 +242,13 @@ class Run:
         more, saved_s = count / facts.streams, 0.0
         local, remote = (0, count) if now.remote else (count, 0)
         settings = replace(now, local=local, remote=remote, prefetch=int(more * now.prefetch))
-        if not facts.keeps_workers:  # decoders stay, and wait less for readers
+        if not facts.keeps_workers:  # the workers that decode stay, and wait less for readers
             settings, saved_s = now, min(work.stream_s(facts), (1.0 - 1.0 / more) * facts.running_s)
         condition = " and ".join(conditions)
         yield self.predicted("streams", change, settings, saved_s=saved_s, condition=condition)
 
     def _wanted_streams(self) -> int:
-        """Return the number of streams that ends the stall, at most the CPUs if reading computes."""
+        """Return the number of streams that ends the stall. If reading is computing, it is at most the CPUs."""
         facts = self.facts
         if facts.keeps_workers:
             return sum(replace(self.model, start=None).best(facts.config.headroom))
@@ -308,9 +308,9 @@ class Run:
     def _without_others(self, others: float, held_s: float, saved_s: float) -> Prediction:
         """Predict a machine without other programs.
 
-        Where workers lack CPUs, other programs explain the time that the model does not, except for waits of a stream's
-        readers. The kernel's run queues show only a part of the time that other programs take. So the range begins with
-        the model's present error, and ends with steps and batches that take only their CPU time.
+        If the workers lack CPUs, time that the model does not explain is charged to the other programs, except waits of
+        a stream's readers. Run queues show only a part of the time that other programs take. So one end of the range
+        keeps the model's present error. At the other end, steps and batches take only their CPU time.
         """
         facts, model = self.facts, self.model
         text = f"without the other programs, which use {others:.2g} CPUs"
@@ -347,7 +347,7 @@ class Run:
         yield from self._unblocked() if self.facts.is_asynchronous else self._awaited()
 
     def _awaited(self) -> Iterator[Prediction]:
-        """Samples that mostly wait, read by coroutines: a worker then waits for many at the same time."""
+        """Yield coroutines for samples that mostly wait, with which a worker waits for many at the same time."""
         facts, model, now = self.facts, self.model, self.base or self.model.now
         if not facts.concurrency or model.cpu_share >= HALF:
             return
@@ -364,7 +364,7 @@ class Run:
         yield self.predicted("awaited", change, chosen, model=quicker, condition=condition)
 
     def _unblocked(self) -> Iterator[Prediction]:
-        """The call that blocks the event loop most, awaited: as many of them wait at the same time as threads can."""
+        """Yield the call that blocks the event loop longest, run in threads, so that several calls wait at once."""
         facts, share = self.facts, self.model.cpu_share
         call, waits_s = next(iter(of_cause(facts, "storage")), (None, 0.0))
         if call is None or not is_blocking(facts, call) or not facts.concurrency:
@@ -374,7 +374,7 @@ class Run:
         yield self._costing("awaited", f"`await asyncio.to_thread(...)` around {call.title}", left, 1.0)
 
     def _cached(self) -> Iterator[Prediction]:
-        """Samples from `dpex.cached`, as far as nothing random was drawn for them."""
+        """Yield `dpex.cached` around the part of loading a sample that draws no random numbers."""
         facts, pools = self.facts, self.facts.pools.values()
         part = cachable(facts)
         if part is None or facts.keeps_workers or any(pool.cache_hits + pool.cache_misses for pool in pools):
@@ -394,7 +394,7 @@ class Run:
             kind, change, part = cause.cheaper
             if kind == "narrow" and waited_for(self.facts):
                 continue
-            if self.found.place(cause.key) == TAKING_IN:  # views of tensors take none of it
+            if self.found.place(cause.key) == TAKING_IN:  # tensors are taken in as views, at no cost
                 change = "tensors instead of Python objects, at a quarter of the time"
             yield self._quicker(kind, change, part * seconds)
 
@@ -438,8 +438,8 @@ def _part(part: float, whole: float) -> float:
 
 
 def _arguments(now: Settings, new: Settings) -> str:
-    """Return a text for the change from ``now`` to ``new``: the arguments of a loader that make it. If both places have
-    workers, the text shows the settings as the tuner does."""
+    """Return a text with the loader's arguments that change ``now`` to ``new``. If local and remote workers are
+    involved, the text has the settings in the tuner's format."""
     if (now.remote and new.local) or (now.local and new.remote):
         return f"{new} instead of {now}"
     each = new.prefetch / max(1, new.workers)

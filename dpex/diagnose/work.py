@@ -1,4 +1,4 @@
-"""The law's model of the work that a diagnosis is about, and the costliest part of that work. Pure."""
+"""Build the tuner's model of a diagnosed run, and find the costliest part of a batch. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dpex.measure.settings import Settings
 from dpex.measure.views import free_steps_s, is_full
 
 _COMPUTES, _BESIDE = 0.5, 2
-"""If workers compute for more than this share of their time, at most this number of workers exceeds the CPUs."""
+"""If workers compute for more than the first share of their time, advice is at most the CPUs plus the second number."""
 _ROUNDING = 0.1
-"""A wait of less than this share of a worker's time makes no room for another worker."""
+"""Tolerance in rounding up the workers beyond the CPUs: a smaller fraction of a worker adds none."""
 _WAITS = 0.01
-"""From this share of the time on a loop counts as waiting, so that its rate is the workers' rate."""
+"""If the loop waits for more than this share of the time, its measured rate counts as the workers' rate."""
 _PAST = 8
-"""The latest predictions of the tuner, whose errors widen the next."""
+"""Number of the tuner's latest predictions whose errors widen the ranges of new predictions."""
 _LEAST, _BY_LOAD = 0.04, 0.15
 """Relative error of a rate on an idle machine, and the error that other programs add if they hold all CPUs."""
 
@@ -40,7 +40,7 @@ def stream_s(facts: Facts) -> float:
 
 
 def covering_prefetch(facts: Facts, model: Model) -> int:
-    """Return the batches in flight with which the workers stay busy while the slowest batch is made."""
+    """Return the prefetch with which the workers stay busy while the slowest batch is made."""
     slowest_s = max(facts.services_s, default=0.0)
     made = min(model.demand, model.now.workers / max(1e-9, model.local.service_s))
     return math.ceil(slowest_s * made) + model.now.workers
@@ -101,9 +101,9 @@ def _start(facts: Facts, now: Settings) -> Start | None:
 
 
 def costliest(facts: Facts) -> tuple[str, float] | None:
-    """Return the costliest stage of a batch, or call, with its share of the batch's time; None without a batch.
+    """Return the costliest stage or call, with its share of the time of making a batch; None without a batch.
 
-    The time of a call that is known to cost much is no part of its stage.
+    The time of each call in `hot_calls` is subtracted from its stage.
     """
     pools = facts.pools.values()
     seconds = {name: sum(getattr(pool, f"{name}_s") for pool in pools) for name in STAGES}

@@ -1,6 +1,6 @@
-"""The batch that is next in turn: has it pinned, opens it, hands it out, or raises the error in its place.
+"""Delivers the batch that is next in turn, or the error in its place, after it was pinned if the loader pins.
 
-Used by the consumer's thread under the engine's lock.
+Called by the consumer's thread under the engine's lock. The pinning thread calls `take_results`, `may_take_results`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Delivery:
     """See the module.
 
     Attributes:
-        opened_s: Seconds that opening the batch of this call took; None before there is a batch.
-        value: The batch that was handed out last, or the error in its place.
+        opened_s: Seconds that the current call of ``next()`` took to open its batch; None until it has one.
+        value: The batch, or the error in its place, that the current call of ``next()`` is to return.
     """
 
     def __init__(self, plan: EnginePlan, state: EngineState, pools: Pools, tally: Tally) -> None:
@@ -102,7 +102,7 @@ class Delivery:
             raise self.timed_out()
 
     def take_results(self, pinner: Pinner) -> bool:
-        """Take a few batches for pinning, in the pinning thread. Return True if there was a batch."""
+        """Take in finished batches and queue the next ones for pinning. Return True if there was an event or error."""
         has_events, schedule, pools = False, self._state.schedule, self._pools
         try:
             if len(schedule.upcoming(pinner.ahead)) < pinner.ahead:
@@ -113,7 +113,7 @@ class Delivery:
         return has_events
 
     def may_take_results(self, pinner: Pinner) -> bool:
-        """Return True if no error waits for the consumer, and fewer than ``pinner.ahead`` batches wait for it."""
+        """Return True if fewer than ``pinner.ahead`` batches wait, and no error or deferred event does."""
         if self._pools.must_wait_for_the_consumer:
             return False
         return len(self._state.schedule.upcoming(pinner.ahead)) < pinner.ahead

@@ -1,4 +1,4 @@
-"""Make tickets of the indices of a pass, which come from a sampler or stand for batches of a stream."""
+"""Makes tickets from the indices of a pass. An index comes from a sampler, or is a batch read from a stream."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Drawing:
         for index in indices:
             ticket = schedule.draw(index)
             state.placement.dirty.add(ticket.queue)
-            if type(index) is FailedRead:  # it is the delivery of its ticket
+            if type(index) is FailedRead:  # the error is the result of its ticket
                 schedule.accept_result(ticket.number, index)
         state.rules.carried_bytes = source.largest_bytes
         if source.is_over and len(indices) < count:
             schedule.end_sampler()
 
     def pass_over(self, state: EngineState, ahead: frozenset[int]) -> None:
-        """Draw up to the last of these tickets, which another run delivered ahead of others; the others are to be
-        made."""
+        """Draw tickets up to the last of ``ahead``, which another run delivered out of order. Only the other tickets
+        are made."""
         schedule, last = state.schedule, max(ahead)
         prefetch = schedule.prefetch
         schedule.set_prefetch(prefetch + last - schedule.drawn + 1)

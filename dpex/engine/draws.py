@@ -25,7 +25,7 @@ _CANNOT_TELL = "state_dict() of the sampler failed, so its state is not kept: a 
 
 
 class BegunDraws(NamedTuple):
-    """Indices of which the first was drawn, and the random states before the first draw of the pass."""
+    """An iterator of indices, its first index (already drawn), and the random states before the pass's first draw."""
 
     start: SamplerStart
     first: list[Any]
@@ -44,9 +44,9 @@ class Draws(IndexSource):
         source: torch's unused iterator of ``index_sampler``.
         copies: True if the sampler may reuse the list of a batch, so that each index is copied.
         stateful: The sampler that has a ``state_dict()``, or None.
-        every: Batches between two states of ``stateful``. The first state follows the first batch: before it, a sampler
-            may still report the previous epoch.
-        note: Receives a number of batches with the state of ``stateful`` after these.
+        every: Batches between two states of ``stateful``. The first state is taken after the first batch, because a
+            sampler may report the previous epoch before it.
+        note: Called with a pair: the number of batches drawn, and the state of ``stateful`` after them.
 
     Attributes:
         start: The random states before the first draw; None until then.
@@ -78,14 +78,14 @@ class Draws(IndexSource):
         self._due: float = 1
 
     def begin_at(self, first: int, begun: BegunDraws) -> None:
-        """Draw batch ``first`` and all later batches from a sampler that begins with batch ``first``."""
+        """Draw from ``begun``, whose first index is the index of batch ``first``."""
         self._numbers, self._due, self.start = count(first), first + 1, begun.start
         self._indices = chain(begun.first, each_of(begun.source))
 
     def next_indices(self, schedule: Schedule, count: int) -> list[Any]:
         """Return the indices of the next ``count`` batches, or of all that are left.
 
-        A `FailedRead` at the end stands for an error of the sampler, in the place of a batch.
+        If the sampler raises an error, the last item is a `FailedRead` in place of an index.
         """
         drawn: deque[tuple[Any, int]] = deque()
         found: list[Any] = []
@@ -95,7 +95,7 @@ class Draws(IndexSource):
             try:
                 self.draw_into(drawn, at_once)
             except Exception as error:
-                if is_of_handler(error):  # which has left the sampler in the middle of a draw
+                if is_of_handler(error):  # the handler has interrupted the sampler in a draw
                     raise
                 return [*found, *(index for index, _ in drawn), FailedRead(error)]
             if not drawn:
@@ -107,8 +107,8 @@ class Draws(IndexSource):
     def draw_into(self, drawn: deque[tuple[Any, int]], most: int) -> None:
         """Append the indices of the next ``most`` batches, with their numbers.
 
-        One call into C takes an index from the sampler and appends it, so an exception between two byte codes of Python
-        loses none.
+        One call into C takes an index from the sampler and appends it, so an exception of a signal handler,
+        which comes between two byte codes, loses no index.
         """
         if self._indices is None:
             sampler = self._index_sampler
@@ -132,7 +132,7 @@ class Draws(IndexSource):
 
 
 def _as_drawn(index: Any) -> Any:
-    """Return an index that stays as it is, though the sampler may fill the same list again for the next batch."""
+    """Return ``index``, or a copy if the sampler could change it, such as a list that it fills again for each batch."""
     if isinstance(index, torch.Tensor):
         return index.clone()
     return index.copy() if type(index) in (list, np.ndarray) else index

@@ -1,9 +1,9 @@
 """Drives one pass over the data: sampler → schedule → pools → consumer.
 
-All work happens inside `Engine.next`, in the consumer's thread; where batches are pinned, a thread also takes results
-in (`Engine.listen`). `Engine.resize` may be called from any thread: it is carried out at once when the engine is idle,
-else at the next turn. The engine never refers to the iterator that owns it, so that dropping the iterator ends
-everything.
+All work happens inside `Engine.next`, in the consumer's thread. If batches are pinned, the pinning thread also takes in
+results (`Engine.listen`). Any thread may call `Engine.resize`, which takes effect at once if the engine is idle, else
+in the consumer's next step. The engine holds no reference to the iterator that owns it, so the engine is closed when
+the iterator is garbage-collected.
 
 `EngineState` decides and does not act. `Pools` acts on worker pools and takes in their reports, `Drawing` draws from
 the sampler, `Delivery` opens the batch that is next in turn. All of them are called under the engine's lock, and none
@@ -56,12 +56,12 @@ COLLECT_PINNED_EVERY_S = 0.01
 TICK_S = 1.0
 """Maximum seconds of one sleep of the consumer, because some changes wake no thread."""
 POINT_S = 1.0
-"""Maximum seconds that `Engine.point` waits for the thread in ``next()``. `ReadBatches` waits as long for a restarted
-reading."""
+"""Maximum seconds that `Engine.point` waits for the thread in ``next()``. `ReadBatches` waits up to the same time for
+a reading engine that has restarted."""
 TOLD_S = 1.0
 """Maximum seconds of waiting for states at the end of a pass. Workers are idle then, and report within milliseconds."""
 FIRST_STATES_S = 5.0
-"""Seconds that a state waits for workers that start late, on a machine with much other work."""
+"""Maximum seconds that ``state_dict()`` waits for workers that start slowly, as on a busy machine."""
 GRACE_S = 5.0
 """Seconds in which workers may complete a sample when an iterator ends, as in torch."""
 GRACE_AT_EXIT_S = 0.5
@@ -78,7 +78,7 @@ class Engine:
     """See the module.
 
     Attributes:
-        state: Everything that the pass decides.
+        state: The state of the pass, which makes all decisions.
     """
 
     def __init__(self, plan: EnginePlan, settings: Settings) -> None:
@@ -92,7 +92,7 @@ class Engine:
         self._wakeup = Wakeup()
         self._closed = False
         self._is_changing = False
-        """A change of the state has begun and not ended. Under the lock: an exception has broken it off."""
+        """True during a change of the state. If a thread takes the lock and finds True, the change was interrupted."""
         self._why_broken = "unknown"
         self._consumer = 0
         self._collected_at = 0.0
@@ -119,7 +119,7 @@ class Engine:
     # -- life ----------------------------------------------------------------------------------------------------
 
     def begin_epoch(self, source: IndexSource, resume: ResumePoint | None = None) -> None:
-        """Start a pass: tickets are drawn from ``source``, up to the prefetch at once.
+        """Start a pass, and draw tickets from ``source`` up to the prefetch.
 
         ``resume``: the position at which the pass continues if another run began it; ``source`` begins at the same
             position. Raises IteratorClosedError if the engine was closed, or this process is a forked child of its
@@ -146,7 +146,7 @@ class Engine:
     def close(self) -> None:
         """End all pools; idempotent, and harmless in a process that was forked from the owner.
 
-        From any thread: a consumer that waits in `next` meanwhile gets an `IteratorClosedError`.
+        Any thread may call it. A consumer that waits in `next` then gets an `IteratorClosedError`.
         """
         if self._closed or os.getpid() != self._pid:
             return
@@ -180,7 +180,7 @@ class Engine:
 
     @property
     def is_broken(self) -> bool:
-        """True if an exception has broken off a call of this thread, which is not in ``next()`` now."""
+        """True if an exception has interrupted an earlier call. To be read outside of ``next()``."""
         return self._is_changing or get_ident() in self.schedule.in_hand
 
     def next(self) -> Any:
@@ -191,8 +191,8 @@ class Engine:
         Raises:
             StopIteration: at the end.
             BatchTimeoutError: no batch came in time.
-            IteratorClosedError: it was closed.
-            IteratorInterruptedError: an exception has broken off an earlier call.
+            IteratorClosedError: the engine was closed.
+            IteratorInterruptedError: an exception has interrupted an earlier call.
         """
         with self._turn:
             tally, over, entered = self._tally, False, monotonic()
@@ -228,9 +228,9 @@ class Engine:
                     self._pools.timeline.call(entered, now, over)
 
     def read_ahead(self) -> Callable[[], Any] | None:
-        """Deliver the next batch, or its error, into `Schedule.held`, or return the wait for it.
+        """Move the next batch, or its error, to `Schedule.held`. If it is not made yet, return a function that waits.
 
-        This wait is not measured, because the caller measures its own.
+        This is not timed as a call of the consumer, because the decoding engine times its own wait for the stream.
         """
         with self._turn:
             return self._step(monotonic(), holds=True)
@@ -239,14 +239,14 @@ class Engine:
         return self._pools.descriptors()
 
     def _step(self, entered: float, *, holds: bool = False) -> Callable[[], Any] | None:
-        """Attend to the next batch. An exception other than these breaks the engine."""
+        """Call `_attend` under the lock. Any exception but StopIteration, DpexError or Warning breaks the engine."""
         with self._lock:
             if self._is_changing or get_ident() in self.schedule.in_hand:
                 raise IteratorInterruptedError.of(self._why_broken, is_counted=self._is_counted)
             self._is_changing = True
             try:
                 wait = self._attend(entered, holds)
-            except (StopIteration, DpexError, Warning):  # a filter may make an error of a warning
+            except (StopIteration, DpexError, Warning):  # a warning filter may raise warnings as errors
                 self._is_changing = False
                 raise
             except BaseException as error:
@@ -256,8 +256,8 @@ class Engine:
             return wait
 
     def _attend(self, entered: float, holds: bool) -> Callable[[], Any] | None:
-        """Attend to events since the last call, then to the next batch. Return the wait that must come first, or
-        None."""
+        """Perform instructions and a requested resize, take in events, then hand out the next batch. Return None, or a
+        function that waits if no batch is ready."""
         if self._tally.blocked_at:
             self._tally.unblock(monotonic())
             if not self._closed:
@@ -276,7 +276,7 @@ class Engine:
         return self._seek(entered, holds)
 
     def _seek(self, entered: float, holds: bool) -> Callable[[], Any] | None:
-        """Hand out the next batch in turn, or return the wait for it."""
+        """Hand out the next batch in turn and return None, or return a function that waits for it."""
         schedule, delivery, pinner = self.state.schedule, self._delivery, self._plan.pinner
         while True:
             if pinner is not None and (wait := delivery.wait_for_pinning(pinner, entered)) is not None:
@@ -312,7 +312,7 @@ class Engine:
             try:
                 state.issue(self._collected_at, starving=starving)
                 self._pools.perform()
-            except OSError:  # no descriptor is left: an error once the consumer lacks a batch
+            except OSError:  # no file descriptor is left; raise only if the consumer has no batch
                 if starving:
                     raise
             self._tally.busy(DISPATCH, began, monotonic())
@@ -333,16 +333,16 @@ class Engine:
     # -- waits ---------------------------------------------------------------------------------------------------
 
     def _prepare_to_wait(self) -> None:
-        """Take the steps that must precede a wait for workers, and use the time of the wait.
+        """Before a wait for workers, have local workers take over from a failed cluster and make late tickets again.
 
         Raises:
-            WorkerDiedError: The wait would not end: no worker is left, and no pool can start one.
+            WorkerDiedError: No worker is left and no pool can start one, so the wait would never end.
         """
         state, settings = self.state, self._placement.settings
         state.consumer_waits(self._cpus if REMOTE in self._pools.by_name else 1, monotonic())
         self._pools.perform()
         self._pools.raise_fatal()
-        if self._placement.settings is not settings:  # others take over
+        if self._placement.settings is not settings:  # local workers take over
             self._fill(starving=True)
 
     @cached_property
@@ -350,7 +350,7 @@ class Engine:
         return static_worker_count()
 
     def _wait_for_results(self, entered: float) -> Callable[[], Any]:
-        """Return the wait for workers of a call that began at ``entered``. It lasts `TICK_S` at the most.
+        """Return a function that waits up to `TICK_S` seconds for workers. ``entered``: time at which the call began.
 
         Raises:
             BatchTimeoutError: The call has taken too long already.
@@ -370,7 +370,7 @@ class Engine:
         return partial(self._wakeup.sleep, limit)
 
     def _cause(self) -> int:
-        """Return the cause of the wait that is about to begin. It may be known only once the batch has arrived."""
+        """Return the cause of the wait about to begin, or `NONE_YET` if it is known only once the batch has arrived."""
         schedule = self.state.schedule
         if schedule.ready:
             return STRAGGLER
@@ -382,7 +382,7 @@ class Engine:
         return NONE_YET
 
     def _idle_ratio(self) -> float:
-        """Return the part of the batches that the workers could be making, but are not."""
+        """Return the idle share of the workers: 1 - batches being made / batches that they can make at a time."""
         schedule, lanes = self.state.schedule, self._plan.lanes
         most = lanes * self._placement.running()
         if self._plan.logicals:
@@ -412,7 +412,7 @@ class Engine:
     # -- resizing ------------------------------------------------------------------------------------------------
 
     def resize(self, settings: Settings) -> None:
-        """Change workers and prefetch, from any thread; at once if the engine is idle, else within its next turn.
+        """Change workers and prefetch from any thread: at once if the engine is idle, else in the consumer's next step.
 
         Raises:
             ValueError: No worker is asked for.
@@ -426,14 +426,14 @@ class Engine:
                 self._lock.release()
 
     def request(self, settings: Settings) -> None:
-        """Request a resize, which the consumer's thread carries out within its next turn."""
+        """Request a resize, which the consumer's thread carries out in its next step."""
         if self._closed:
             return
         if settings.workers < 1:  # batches in flight would never be made
             raise ValueError(
                 f"local={settings.local}, remote={settings.remote}: an epoch with workers needs at least one"
             )
-        self._requested = replace(settings)  # an object of its own
+        self._requested = replace(settings)  # a new object, because `_attend` compares identity
         self._wakeup.ring()
 
     def _change(self, act: Callable[[], None]) -> None:
@@ -472,14 +472,14 @@ class Engine:
 
     @property
     def _is_counted(self) -> bool:
-        """True if a count of batches says where the pass stands, also after an exception in the middle of a change."""
+        """True if a count of batches is enough to give the position in the pass, even after an interrupted change."""
         return self._plan.in_order and not self._plan.iterable
 
     def point(self) -> ResumePoint | None:
-        """Return where the pass is, by the batches that were handed out. Any thread may call it.
+        """Return the position in the pass, by the batches that were handed out. Any thread may call it.
 
         None: the engine has been busy for `POINT_S`, which only a slow sampler can cause, or an exception has
-        interrupted a change of a pass whose state is more than a count.
+        interrupted a change and a count of batches is not enough to give the position.
         """
         if not self._lock.acquire(timeout=POINT_S):
             return None
@@ -544,7 +544,7 @@ class Engine:
         self._pools.timeline = timeline
 
     def first_logical_worker(self, place: Place) -> int:
-        """Return the lowest number of the logical workers of ``place``. Without any, return a number above all."""
+        """Return the lowest logical worker on ``place``, or the count of all logical workers if it has none."""
         return min(self.state.logicals.placed_on(place), default=self._plan.logicals)
 
     def pool(self, name: str) -> WorkerPool | None:

@@ -4,8 +4,8 @@ A batch that Ctrl-C or a time limit breaks off is made again by the next call of
 of the batch, as with torch. If the dataset is a stream, the samples that were read for that batch are lost, as with
 torch.
 
-It counts nothing but batches. With an `InlineMeter`, for a loader whose counts have a reader, it measures them as well.
-The meter is used by the consumer's thread; `InlineMeter.reading` and `InlineMeter.stats` may be called from any.
+The iterator counts batches. If the loader's measurements have a reader, an `InlineMeter` also times the batches. The
+consumer's thread uses the meter; any thread may call `InlineMeter.reading` and `InlineMeter.stats`.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ INLINE_ARENA_BYTES = 1 << 20
 
 
 class InProcessIterator(SingleProcessDataLoaderIter):
-    """Batches made in this process, one at a time, as torch does; large ones are stacked into reused memory.
+    """Makes batches in this process, one at a time, as torch does. Large batches are stacked into reused memory.
 
-    Under ``seeding="batch"`` each is made from the random states of its number (see `dpex.worker.batch_seeding`). If
-    ``is_measured``, an `InlineMeter` measures them.
+    Under ``seeding="batch"`` the random states of a batch depend on its number (see `dpex.worker.batch_seeding`). If
+    ``is_measured``, an `InlineMeter` times the batches.
     """
 
     _begun: BegunDraws | None = None
@@ -118,7 +118,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         fetcher.fetch = lambda index: maker.make(fetch, index, alive()._number, epoch)  # type: ignore[union-attr]
 
     def _setup(self, loader: Any) -> WorkerSetup:
-        """Return the facts with which a worker's fetcher makes the batches in this process."""
+        """Return the setup of the worker's `Fetcher` that makes the batches in this process."""
         return WorkerSetup(
             dataset=self._dataset,
             collate_fn=self._dataset_fetcher.collate_fn,
@@ -134,7 +134,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         )
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_ending():  # else the modules that would answer may be cleared, and no caller is left
+        if not is_ending():  # at exit, modules needed for a reading may be cleared, and no reader is left
             self._end_readings()
 
     @untraced
@@ -146,7 +146,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
             last_state.freeze(in_process_state(self))
 
     def _next_index(self) -> Any:
-        """Return the index of the next batch: the same one until that batch is returned, or raises its own error."""
+        """Return the index of the next batch; the same index until that batch is returned, or has raised an error."""
         number = self._num_yielded + self._recorder.failed
         for other in self._delivered_ahead:
             number += other <= number
@@ -167,7 +167,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         """Draw the next index; return False at the end.
 
         Raises:
-            IteratorInterruptedError: An exception ended the latest draw, and with it a sampler that is a generator.
+            IteratorInterruptedError: An exception interrupted the latest draw, which ends a generator sampler.
         """
         if self._has_ended:
             return False
@@ -216,10 +216,10 @@ def _counted_by_torch(iterator: Any) -> LoaderStats:
 
 
 class InProcessFetcher:
-    """A worker's `Fetcher` in place of torch's: batches are measured, or made although samples fail or are awaited.
+    """Replaces torch's fetcher by a worker's, which times batches, tolerates failed samples and awaits async ones.
 
     Attributes:
-        dataset, dataset_iter, ended: As of torch's fetcher.
+        dataset, dataset_iter, ended: As in torch's fetcher.
         errors: The samples that failed.
         made: Called with the index and the times of each batch.
     """
@@ -257,8 +257,8 @@ class InProcessFetcher:
 def in_process_kind(loader: Any) -> type[InProcessIterator]:
     """Return the class of a loader's iterators.
 
-    torch warns of batches beyond the length that a stream has named. The warning names the line that calls torch's
-    ``__next__``, so that this must be the user's.
+    torch warns of batches beyond the length that a stream has reported. The warning names the caller of torch's
+    ``__next__``, which must be the user's line, so such a loader gets the class that does not override ``__next__``.
     """
     may_warn = loader._dataset_kind == DatasetKind.Iterable and loader._IterableDataset_len_called is not None
     return InProcessIterator if may_warn else _UnmarkedInProcessIterator
@@ -314,7 +314,7 @@ class InlineMeter:
         tally.samples += times.samples
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Note that the consumer has its batch, or that this error comes out of ``next()``."""
+        """Note that ``next()`` returns a batch, or raises ``error``."""
         over = False
         if error is not None:
             over = isinstance(error, StopIteration)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class IndexSource:
-    """The indices of a pass: none. `Draws` and `ReadBatches` override this class.
+    """A source without indices, and the base class of `Draws` and `ReadBatches`.
 
     Attributes:
         is_over: True once a call of `next_indices` has found the end.

@@ -3,11 +3,11 @@
 The random states before the first draw of the samplers and the number of delivered batches describe a pass (see
 `dpex.engine.samplers`). A run that resumes skips the delivered batches without reading any data.
 
-Nothing here has a cost per batch: random states are noted before the first index is drawn, and the rest is read when
-the state is asked for. Only a sampler that has a state of its own is asked for it now and then during the pass.
+Recording takes no time per batch: random states are noted before the first draw, and the rest is read when a state is
+requested. The exception is a sampler with a ``state_dict()``, which is called every `PassRecorder.every` batches.
 
-An iterator of torch's draws a base seed when it is made, and iterates its dataset and its sampler. An iterator that
-resumes a pass has the base seed of the other run, and leaves all generators as they were before.
+When a torch iterator is made, it draws a base seed and calls ``iter()`` on its sampler, and without workers on a
+stream. One that resumes a pass takes the earlier run's base seed, and restores the generator that torch drew from.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from dpex.engine.engine import Engine
 
 SAMPLER_EVERY = 32
-"""Batches after which a sampler is asked for its state; a later run draws at most as many indices again."""
+"""Batches between calls of a sampler's ``state_dict()``. A later run redraws the indices of at most as many batches."""
 
 PASSED_OVER = (
     "neither the {kind} nor its iterator has a state_dict() without arguments and a load_state_dict(state): resuming "
     "must reload and discard {batches} batches. Implement both methods to resume at once"
 )
 _MOST_STATES = 1024
-"""States of a sampler that are kept: more than there are between the latest draw and the latest delivery."""
+"""Maximum number of sampler states kept; more than are recorded between the latest delivery and the latest draw."""
 
 
 # -- the state of a pass -----------------------------------------------------------------------------------------------
@@ -50,14 +50,14 @@ class PassState:
     base_seed: int
     """The base seed of the iterator."""
     start: SamplerStart
-    """Random states before the first draw. Once the pass has finished, the present states of the loader's own
-    generators."""
+    """Random states before the first draw. Once the pass has finished, the present random states, from which the next
+    pass starts."""
     point: ResumePoint
     """The next batch, and the states of logical workers."""
     batches: int
     """Batches delivered so far."""
     sampler: tuple[int, Any] | None = None
-    """The number of batches after which a stateful sampler was asked, and its state."""
+    """A number of drawn batches, and the state of the stateful sampler after these draws."""
     dataset: DatasetState | None = None
     """The state of a dataset that is read in the training process."""
     fetcher: Any = None
@@ -69,7 +69,7 @@ class PassState:
 
 
 class PassRecorder:
-    """Records facts for the states of an iterator's passes that could not be found out later.
+    """Records, during an iterator's passes, the parts of a `PassState` that cannot be determined afterwards.
 
     Attributes:
         every: Batches after which a sampler is asked for its state.
@@ -98,7 +98,7 @@ class PassRecorder:
         *,
         copies: bool = False,
     ) -> Draws:
-        """Return the indices of a pass that begins, is resumed, or has ``begun``; see `Draws`."""
+        """Return the indices of a pass that starts anew, resumes from ``resume``, or continues from ``begun``."""
         self.failed, self.has_finished = 0, False
         self._states.clear()
         self._draws = draws = Draws(
@@ -136,9 +136,9 @@ class PassRecorder:
         )
 
     def raised(self, error: Exception, *, has_index: bool) -> None:
-        """Note that ``next()`` raised ``error``: the end, or in place of a batch.
+        """Note that ``next()`` raised ``error``, which ends the pass or takes the place of a batch.
 
-        ``has_index``: A batch was begun. If a map-style dataset raises StopIteration, that takes the batch's place.
+        ``has_index``: The index of a batch was drawn. A StopIteration of a map-style dataset counts as a failed batch.
         """
         is_end = isinstance(error, StopIteration)
         self.has_finished = self.has_finished or is_end
@@ -164,10 +164,10 @@ class PassRecorder:
 
 
 def begin_pass(init: Callable[[Any], None], iterator: Any, loader: Any, resume: PassState | None) -> None:
-    """Call torch's ``__init__`` of an iterator. An iterator that continues a pass gets the base seed of the other run.
+    """Call torch's ``__init__`` of an iterator. An iterator that resumes a pass gets the base seed of the earlier run.
 
-    An iterator that begins an epoch draws as the other run would have. If this takes other random states, its sampler
-    begins in this function, as ``_begun``.
+    If the earlier run had finished its pass, the next pass draws the numbers that it would have drawn in that run. If
+    this needs other random states than the present ones, its first index is drawn at once and kept in ``_begun``.
     """
     if resume is None:
         init(loader)
@@ -192,7 +192,7 @@ def begin_pass(init: Callable[[Any], None], iterator: Any, loader: Any, resume: 
 
 
 def _init_with_seed(init: Callable[[Any], None], iterator: Any, loader: Any, resume: PassState) -> None:
-    """Begin with the base seed of the other run. The generator that torch draws its own from stays as it was."""
+    """Use the base seed of the earlier run. The generator from which torch draws a base seed stays unchanged."""
     source = torch.default_generator if loader.generator is None else loader.generator
     before = source.get_state()
     try:
@@ -203,14 +203,14 @@ def _init_with_seed(init: Callable[[Any], None], iterator: Any, loader: Any, res
 
 
 def point_for(resume: PassState | None) -> ResumePoint | None:
-    """Return the position from which a pass with workers resumes. None: It begins anew."""
+    """Return the position from which a pass resumes, or None if it starts anew."""
     if resume is None or not resume.has_finished:
         return None if resume is None else resume.point
     return resume.point.next_epoch() if resume.persists else None
 
 
 def worker_state(engine: Engine, recorder: PassRecorder) -> PassState | None:
-    """Return the state of a pass that an engine drives. None: another thread has been in ``next()`` for too long."""
+    """Return the state of a pass that an engine drives. None: the position is unknown (see `Engine.point`)."""
     point = engine.point()
     return None if point is None else recorder.state(point, point.first)
 
@@ -253,7 +253,7 @@ def dataset_state_of(fetcher: Any) -> DatasetState:
 
 
 def go_on_in_process(iterator: SingleProcessDataLoaderIter, resume: PassState) -> None:
-    """Set the dataset, and the count of batches, to where they were."""
+    """Restore the position of a stream, and the count of delivered batches."""
     if resume.has_finished:
         return
     inner: Any = iterator

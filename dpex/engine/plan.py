@@ -1,4 +1,4 @@
-"""The plan of an engine: the facts about its loader that hold for all passes, and what its passes use."""
+"""The plan of an engine: the loader's settings and the helper objects that stay the same for all its passes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EnginePlan:
     may_group: bool
     memory_budget: int | None
     make_pool: Callable[[str, int], WorkerPool]
-    """Makes the pool of a name, with a number of workers."""
+    """Makes a pool, given its name and number of workers."""
     samples: SamplePolicy = AS_TORCH
     """The policy for samples that cannot be loaded."""
     pinner: Pinner | None = None

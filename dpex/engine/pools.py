@@ -1,8 +1,8 @@
-"""The worker pools of an engine: perform instructions to them, and take in their reports.
+"""The worker pools of an engine: performs the instructions to them, and handles their events.
 
-Used by the thread that holds the engine's lock: the consumer's, which takes in everything (`Pools.collect`), or the one
-that pins, which takes in batches and random states only (`Pools.take_results`). Any other event, and all that came
-after it, waits for the consumer, in order; so does an error.
+Used by the thread that holds the engine's lock. The consumer's thread handles all events (`Pools.collect`). The pinning
+thread handles only batches and random states (`Pools.take_results`); it leaves errors, the first other event and all
+events after that to the consumer, in order.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Pools:
         """Receives each batch while a timeline is recorded."""
 
     def open(self) -> None:
-        """Start the pools that are wanted from the start. If one of them cannot start, the others end."""
+        """Start the pools of the first settings. If one of them cannot start, close all."""
         self._placement.request_start()
         try:
             self.perform()
@@ -93,10 +93,10 @@ class Pools:
     # -- events --------------------------------------------------------------------------------------------------
 
     def collect(self, now: float) -> bool:
-        """Take in everything. Return True if there was anything since the last call.
+        """Handle all events. Return True if there was any since the last call, also in `take_results`.
 
         Raises:
-            Exception: What ends the epoch.
+            Exception: The error that ends the epoch.
         """
         has_events, self._has_taken_results = self._has_taken_results, False
         while self._deferred:
@@ -131,7 +131,7 @@ class Pools:
 
     @property
     def must_wait_for_the_consumer(self) -> bool:
-        """Return True if the thread that pins may take in nothing more."""
+        """Return True if the pinning thread must leave further events to the consumer."""
         return self.fatal is not None or bool(self._deferred)
 
     def _handle(self, event: PoolEvent, now: float) -> None:
@@ -191,11 +191,11 @@ class Pools:
                 _PERFORM[type(instruction)](self, instruction)
 
     def _send(self, send: Send) -> None:
-        """Hand over tickets. A refusal concerns all messages to that receiver, and takes them out of the list."""
+        """Send a message of tickets. If it is refused, take back all waiting messages to the same receiver."""
         is_sent = False
         try:
             is_sent = self.by_name[send.pool].send(send.tickets, send.epoch, send.worker)
-        finally:  # also where no descriptor is left
+        finally:  # also if no file descriptor is left, which raises an OSError
             if is_sent:
                 del self._placement.instructions[0]
             else:
@@ -203,7 +203,7 @@ class Pools:
 
     def _to_worker(self, instruction: ToWorker) -> None:
         pool = self.by_name[instruction.pool]
-        if instruction.worker in pool.workers():  # else it has ended, and the news of it are on their way
+        if instruction.worker in pool.workers():  # else it has ended, and its `WorkerGone` will follow
             if isinstance(instruction, Adopt):
                 pool.adopt(instruction.worker, instruction.logical, instruction.state)
             else:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class ReadBatches(IndexSource):
     """Batches that another engine reads. An engine that decodes draws from them in place of a sampler.
 
-    Batches that are read already are taken without a wait, and `descriptors` turn readable when there are more. The
+    `next_indices` never waits for a batch, and `descriptors` turn readable when more batches have been read. The
     thread that drives the decoding engine drives the reading engine by these calls. The batches stay with the reading
     engine (`Schedule.held`) until the decoding engine has delivered them. So a later run resumes the reading after the
     delivered batches.
 
-    ``engine`` has begun an epoch, of which the decoding engine gives batch number ``first`` to the first batch.
+    ``engine`` has begun an epoch, whose first batch has the number ``first`` in the decoding engine.
     ``largest_bytes``: the size of the largest batch so far.
     """
 
@@ -56,7 +56,7 @@ class ReadBatches(IndexSource):
         return schedule.next_number >= schedule.drawn
 
     def _read_to(self, end: int, limit_s: float = 0.0) -> None:
-        """Take batches before number ``end`` that are there already, or come within ``limit_s`` seconds."""
+        """Take the batches before number ``end`` that have been read, or are read within ``limit_s`` seconds."""
         deadline = monotonic() + limit_s if limit_s else 0.0
         try:
             while self._first + self.length < end and not self.is_over:
@@ -85,9 +85,9 @@ class ReadBatches(IndexSource):
             del read[0]
 
     def with_reading(self, point: ResumePoint) -> ResumePoint | None:
-        """See `IndexSource`. The position is that after the batches which ``point`` counts as delivered.
+        """See `IndexSource`. The reading position follows the batches that ``point`` counts as delivered.
 
-        None: see `Engine.point`, or the reading began anew and has not come so far within `POINT_S`.
+        None: see `Engine.point`, or a restarted reading has not reached that position within `POINT_S`.
         """
         self._read_to(point.first, POINT_S)
         self._forget(point.first)

@@ -36,9 +36,9 @@ _SEQUENCES = (list, tuple, range, np.ndarray)
 _KNOWN = (BatchSampler, SequentialSampler, DistributedSampler, InfiniteConstantSampler, *_DRAWING, *_SEQUENCES)
 _TORCH = ("torch",)
 CHUNK = 1 << 16
-"""Indices that are made Python numbers at a time: a millisecond's work, and 2 MB."""
+"""Indices that are converted to Python numbers at a time, which takes 1 ms and 2 MB."""
 _DEEPEST = 5
-"""Maximum depth of samplers within each other that are looked at."""
+"""Maximum number of nested samplers that are inspected."""
 
 
 def samplers_within(index_sampler: Any) -> Iterator[tuple[str, Any]]:
@@ -53,7 +53,7 @@ def samplers_within(index_sampler: Any) -> Iterator[tuple[str, Any]]:
 
 
 def generators_of(index_sampler: Any, generator: Any) -> dict[str, torch.Generator]:
-    """Return the generators that a loader and its samplers have for themselves, each once, by name."""
+    """Return the generators that belong to a loader or its samplers, each once, by name."""
     named = [("loader", generator)]
     named += [(name, attribute(sampler, "generator")) for name, sampler in samplers_within(index_sampler)]
     found = {id(each): (name, each) for name, each in reversed(named) if isinstance(each, torch.Generator)}
@@ -75,7 +75,7 @@ def draws_ahead_safely(sampler: Any) -> bool:
 @dataclass(frozen=True, kw_only=True)
 class SamplerStart:
     generators: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """States of generators that loader and samplers have for themselves, by name."""
+    """States of the generators that belong to the loader or its samplers, by name."""
     epochs: Mapping[str, int] = field(default_factory=dict)
     """Epochs of samplers that have ``set_epoch``, by name."""
     shared: Mapping[str, Any] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class SamplerStart:
                 each.set_state(self.generators[name])
 
     def apply_epochs(self, index_sampler: Any, *, only_later: bool = False) -> None:
-        """Set the samplers to these epochs. ``only_later``: leave a later epoch, which the user has set."""
+        """Set the samplers to these epochs. ``only_later``: keep a later epoch, which the user has set."""
         present = _epochs_of(index_sampler)
         for name, sampler in samplers_within(index_sampler):
             if name in self.epochs and name in present and not (only_later and present[name] >= self.epochs[name]):
@@ -112,14 +112,14 @@ class SamplerStart:
 
     @property
     def is_now(self) -> bool:
-        """True if torch's global generator is as it was, or does not matter."""
+        """True if torch's global generator has the recorded state, or no state of it was recorded."""
         return "torch" not in self.shared or torch.equal(torch.get_rng_state(), self.shared["torch"])
 
     @contextlib.contextmanager
     def global_states(self) -> Iterator[None]:
-        """Set the global generators to these states for a ``with`` block, and put them back afterwards.
+        """Set the global generators to these states for a ``with`` block, and restore them afterwards.
 
-        If they have these states already, no number was drawn yet, and they keep the state that the block leaves.
+        If they have these states already, nothing is restored: numbers drawn in the block stay drawn.
         """
         if self.is_now and "python" not in self.shared:
             yield
@@ -160,8 +160,8 @@ def batches_of(index_sampler: Any, first: int = 0) -> Iterator[list[Any]] | None
 
 
 def _order_of(sampler: Any) -> Iterator[Any]:
-    """Return what ``iter(sampler)`` returns, with a permutation as a tensor, of which `CHUNK` indices at a time are
-    Python numbers. As a list, it takes four times the memory, and the first index waits for all of them."""
+    """Return the indices of ``iter(sampler)``. A permutation stays a tensor, of which `CHUNK` indices at a time become
+    Python numbers. A list of all of them would take four times the memory and delay the first index."""
     if type(sampler) is RandomSampler and not sampler.replacement:
         return _shuffled(sampler)
     if type(sampler) is SubsetRandomSampler:
@@ -182,7 +182,7 @@ def _permutation(length: int, generator: torch.Generator | None) -> torch.Tensor
 
 
 def _shuffled(sampler: RandomSampler) -> Iterator[int]:
-    """Yield the indices of a `RandomSampler`, which draws at the first of them, and once more at its end."""
+    """Yield the indices of a `RandomSampler`. As in torch, it draws a last permutation even if it needs none of it."""
     length, generator = len(sampler.data_source), sampler.generator
     if generator is None:
         generator = torch.Generator()
@@ -198,7 +198,7 @@ def _subset(sampler: SubsetRandomSampler) -> Iterator[Any]:
 
 
 def _share_of_rank(sampler: DistributedSampler[Any]) -> torch.Tensor:
-    """Return the indices of a rank, of a shuffled order that all ranks draw alike."""
+    """Return the indices of this rank from the shuffled order, which is the same on all ranks."""
     generator = torch.Generator()
     generator.manual_seed(sampler.seed + sampler.epoch)
     order = _permutation(len(sampler.dataset), generator)  # type: ignore[arg-type]
@@ -219,5 +219,5 @@ def skipping(items: Iterator[Any], count: int) -> Iterator[Any]:
 
 
 def each_of(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Return the items of ``iterator``. Its ``__iter__``, which may begin anew as Lightning's does, is not called."""
+    """Return the items of ``iterator``. Its ``__iter__`` is not called, because it may restart, as Lightning's does."""
     return map(next, repeat(iterator))

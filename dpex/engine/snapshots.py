@@ -1,11 +1,11 @@
-"""Readings of an engine (`EngineView.reading`), and `IteratorCounters`, which adds the machine for the diagnosis.
+"""Readings of an engine (`EngineView.reading`), and `IteratorCounters`, which adds counts of the machine.
 
-Any thread may ask; nothing here waits for the consumer or takes its lock, so a value may be from the middle of a
-change, right to within the moment that passes meanwhile.
+Any thread may take a reading, which neither waits for the consumer nor takes its lock. A reading may therefore mix
+counts from before and after a change.
 
 `IteratorCounters` holds the counts of one iterator. When the iterator ends, it keeps the counts and releases the
-engine. `IteratorCounters.freeze` takes no lock, as a garbage collection may call it anywhere. Its beginning and its end
-read a few small files in ``/proc``.
+engine. `IteratorCounters.freeze` takes no lock, because garbage collection may call it at any point. Creating and
+freezing the counters reads a few small files in ``/proc``.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from dpex.schedule.engine_state import EngineState
 
 SHORT_S = 0.2
-"""Seconds. The run queues of iterators that lived for less are not read, as that would take a share of this time."""
+"""Iterators younger than this many seconds do not read run queues, which would take a noticeable share of the time."""
 REST_S = 1.0
-"""Seconds. Pages that counted for less do not rest after a pass: resting and waking take 1.5 ms each."""
+"""Counters that ran for fewer seconds do not rest after a pass, because resting and waking take 1.5 ms each."""
 
 
 class EngineView:
@@ -72,7 +72,7 @@ class EngineView:
         )
 
     def report(self, found: Reading, *, resizing: bool) -> EngineReport:
-        """Return a reading with what else the tuner must know."""
+        """Return the tuner's report: the reading ``found``, and the limits of the pools."""
         pool = self._pools.by_name.get(LOCAL)
         most = None if pool is None else pool.counts.most
         return EngineReport(
@@ -139,7 +139,7 @@ class CounterSource(Protocol):
 
 
 class _Baseline(NamedTuple):
-    """The start of the machine's counts. past: those until then. is_resting: they do not grow."""
+    """The machine's counts at the start of a period. ``past``: counts before it. ``is_resting``: counting is paused."""
 
     machine: MachineCounts
     wall_s: float
@@ -172,7 +172,7 @@ class IteratorCounters(LastReading[Reading]):
         self._base = super().read()
 
     def rest(self) -> None:
-        """Count nothing of the machine until `wake`: a pass has ended. Short passes are not worth it."""
+        """Stop counting the machine until `wake`, because a pass has ended. Without effect before `REST_S`."""
         base = self._from
         if not base.is_resting and monotonic() - base.machine.at >= REST_S:
             self._from = base._replace(past=Reading(**_of_machine(super().read())), is_resting=True)
@@ -184,7 +184,7 @@ class IteratorCounters(LastReading[Reading]):
             self._from = self._baseline(super().read())._replace(past=base.past)
 
     def _baseline(self, found: Reading) -> _Baseline:
-        """Begin the machine's counts. The run queues of workers count from their own start on."""
+        """Start a period of the machine's counts. Run-queue times of workers count from the start of each worker."""
         return _Baseline(meter.read_machine((), found.thread or self._thread, found.pids), found.wall_s)
 
     def _measured(self, source: CounterSource) -> Reading:
@@ -193,7 +193,7 @@ class IteratorCounters(LastReading[Reading]):
         is_short = not base.is_resting and monotonic() - base.machine.at < SHORT_S
         thread = found.thread or self._thread
         now = meter.read_own_cpu() if is_short else meter.read_machine(found.pids, thread, found.pids)
-        part = now.part(base.machine, found.wall_s - base.wall_s)  # time between passes is left out in proportion
+        part = now.part(base.machine, found.wall_s - base.wall_s)  # the share that belongs to passes
         found = now.completed(found, base.machine, part, part)
         past = base.past if base.is_resting else base.past.plus(Reading(**_of_machine(found)))
         return replace(found, **_of_machine(past))

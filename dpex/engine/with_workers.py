@@ -54,7 +54,7 @@ class Observers:
     counters: LoaderCounters | None = None
 
     def begin(self, engine: Engine) -> Iterator[Callable[[], None]]:
-        """Have metrics and diagnosis read this engine. Return the functions that end this, and the tuner's part."""
+        """Register the engine with diagnosis and metrics. Yield functions that unregister it, also from the tuner."""
         if self.counters is not None:
             yield self.counters.add_iterator(engine).freeze
         if self.metrics is not None:
@@ -157,9 +157,9 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         )
 
     def _may_group(self, per_batch: bool) -> bool:
-        """Return True if the user cannot notice in which portions the sampler is drawn.
+        """Return True if the number of indices drawn at a time has no effect that the user could observe.
 
-        After a broken-off epoch persistent workers continue with the random state that the drawn batches left them.
+        After an interrupted epoch, persistent workers continue from random states that depend on the drawn batches.
         """
         if self._dataset_kind == DatasetKind.Iterable:
             return False
@@ -175,7 +175,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             self._num_yielded = resume.batches
 
     def _new_draws(self, resume: PassState | None) -> Draws:
-        """Return the indices from which the engine draws in an epoch that begins, or is resumed."""
+        """Return the indices of an epoch that begins or is resumed."""
         sampler, begun = self._index_sampler, self._begun
         self._begun = None
         copies = not (type(sampler) is BatchSampler or draws_ahead_safely(sampler))
@@ -187,7 +187,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
     def __next__(self) -> Any:
         """Return the next batch, with torch's mark for profilers and its warning of wrong lengths.
 
-        If an exception ends this early, the batch stays in ``in_hand``, and the next call raises.
+        If an exception interrupts the call, the batch stays in ``in_hand``, and the next call raises an error.
         """
         if is_dynamo_compiling():  # see `dpex.system.compiler`
             return torch.compiler.disable(self.__next__)()
@@ -202,7 +202,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         if self._length is not None and self._num_yielded > self._length:
             try:
                 warnings.warn(self._too_long(self._length), stacklevel=2)
-            except Warning:  # warnings are errors: it stands in place of the batch, as in torch
+            except Warning:  # a filter raises it as an error, which takes the place of the batch, as in torch
                 del in_hand[thread]
                 raise
         if is_error:
@@ -213,11 +213,11 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         try:
             raise value
         finally:
-            del value  # the traceback of the error has this frame, and both would keep the iterator
+            del value  # else the error, its traceback and this frame form a cycle that keeps the iterator
 
     @property
     def _length(self) -> int | None:
-        """The length of a stream that was asked for it."""
+        """The length that a stream has reported, if ``len(loader)`` was called."""
         named: int | None = self._IterableDataset_len_called
         return named if self._dataset_kind == DatasetKind.Iterable else None
 
@@ -270,7 +270,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         names = list(own.states())
         if unreported < self._num_workers:
             is_lacking = self._engine.unreported(FIRST_STATES_S) > 0
-        else:  # no worker has started, and each will with the states that are here
+        else:  # no worker has started, so each will start from the states in this process
             is_lacking = bool(names) and has_init_fn
             if names and not is_lacking:
                 self._engine.begin_with(pack_state(LogicalState(own=own.states())))
@@ -297,7 +297,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
 
 def lanes_of(loader: Any) -> int:
-    """Return the batches that a worker makes at the same time. A prefetch that the user's sampler sees stays."""
+    """Return the batches that a worker makes at a time; 1 if a user's sampler could observe the larger prefetch."""
     is_free = loader.seeding == "batch" and loader._dataset_kind == DatasetKind.Map
     sampler = loader._index_sampler
     if not is_free or not draws_ahead_safely(sampler) or not is_asynchronous(loader.dataset):

@@ -43,7 +43,7 @@ class BaseLoader(LoaderOptions, DataLoader[T_co]):
     _streams: Streams | None
     """The number of streams of an iterable dataset under ``num_workers="auto"``."""
     _settings: Settings | None
-    """The latest settings that `resize` or the tuner left."""
+    """The settings after the latest `resize` without a tuner; None before."""
     _pins: dict[str, int]
     """Values that `resize` fixed, by the name of the setting."""
     _runtime: LoaderRuntime

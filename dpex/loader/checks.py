@@ -1,5 +1,5 @@
-"""Checks of a new loader: values of torch's arguments, and options that exclude its data or its workers. And what must
-begin early: processes and imports."""
+"""Check a new loader: values of torch's arguments, and options that do not suit its data or its workers. Also start
+processes and imports that must begin early."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
 """Return False in a free-threaded Python in which neither PYTHON_GIL=1 nor an extension module has enabled the lock.
 
-Threads of dpex share deques, dicts and tuples without a lock, because one thread writes and others copy them within one
-call of C. Only the global interpreter lock keeps such a copy whole.
+Threads of dpex share deques, dicts and tuples without a lock of their own: one thread writes, and others copy them in a
+single C call. Only the global interpreter lock makes such a copy atomic.
 """
 
 
@@ -94,7 +94,7 @@ def check_place(loader: BaseLoader[Any]) -> None:
 
 
 def check_settings(loader: BaseLoader[Any]) -> None:
-    """Raise OptionError for a setting that the loader's data, its workers or this system exclude."""
+    """Raise OptionError for a setting that does not work with the loader's data, its workers or this system."""
     if not has_gil():
         raise OptionError(
             "this Python runs without its global interpreter lock, on which dpex relies between its threads: set "
@@ -138,8 +138,8 @@ def _refuse(what: object, why: str) -> None:
 
 
 def start_fork_server_early(loader: BaseLoader[Any]) -> None:
-    """Start the process that forks local workers, under Ray and before the dataset is used, because it must have no Ray
-    threads."""
+    """If Ray is connected, start the clean server now, which forks local workers: it must be a process without Ray's
+    threads, and takes seconds to start."""
     is_tuned = bool(loader._is_auto or loader.autotune)
     may_be_local = is_tuned if loader.distribute_mode is True else loader.num_workers > 0
     if may_be_local and not is_daemonic() and is_ray_connected():
@@ -175,7 +175,7 @@ def checked_option(loader: BaseLoader[Any], name: str, value: Any) -> Any:
 
 
 def parsed_device(device: Any) -> torch.device | None:
-    """Return a loader's ``device``. `dpex.device.devices.opened` finds out if this process can use it.
+    """Return a loader's ``device`` as torch's type. `dpex.device.devices.opened` tests if this process can use it.
 
     Raises:
         OptionError: It names no device that batches can be copied to.

@@ -1,4 +1,4 @@
-"""A pass over a loader: the iterator that makes the batches, its pools, and the destination of its counts."""
+"""Create the iterator of a pass over a loader, with its pools of workers and the metrics that it updates."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Torchs = Callable[[], BaseDataLoaderIter]
 def new_iterator(loader: BaseLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
     """Return the iterator of a new pass.
 
-    torchs: The method of torch's class for it, bound to the loader. That of ``dpex run`` has a ``report``, which is
-    called with each loader that has made an iterator.
+    torchs: Returns torch's own iterator for the loader. Under ``dpex run`` it has an attribute ``report``, a function
+    that is called with each loader that has made an iterator.
 
     Raises:
-        RuntimeError: A process that `multiprocessing` started imports the script, and would become a training itself:
-            the script lacks a main guard. `multiprocessing` raises the same error.
+        RuntimeError: The script lacks a main guard: a process that `multiprocessing` started would train, too, when it
+            imports the script. `multiprocessing` raises the same error.
     """
     if loader.num_workers:
         spawn._check_not_importing_main()  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ def _with_feed(loader: BaseLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
     transform = loader.device_config.transform
     feed = open_feed(loader.device, loader.device_config.budget_bytes, transform)
     iterator = _without_feed(loader, torchs, feed)
-    if feed is None or isinstance(iterator, _DpexDataLoaderIter):  # which takes the feed itself
+    if feed is None or isinstance(iterator, _DpexDataLoaderIter):  # dpex's own class uses the feed itself
         return iterator
     return have_fed(iterator, feed, transform)
 
@@ -127,7 +127,7 @@ def _iterator_class(sizing: Sizing) -> Any:
 
 
 def _in_process(loader: BaseLoader[Any]) -> BaseDataLoaderIter:
-    """Return an iterator that makes its batches in the training process; it counts only if the counts have a reader."""
+    """Return an iterator that makes its batches in this process. It counts only if metrics or a diagnosis need it."""
     from dpex.engine.in_process import in_process_kind
 
     runtime, metrics = loader._runtime, _exported(loader)
@@ -228,7 +228,7 @@ def _is_cachable(dataset: Any) -> bool:
 
     try:
         return is_cachable(dataset)
-    except Exception:  # a stand-in for another object cannot load it in this process
+    except Exception:  # a lazy proxy may fail to load its object in this process
         return False
 
 

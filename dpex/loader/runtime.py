@@ -1,7 +1,7 @@
 """The state of a loader in use, beside its attributes: iterators, a tuner, counts, the connection to a cluster.
 
-None of it is copied or pickled with the loader: a copy begins with a new `LoaderRuntime`. The loader shares it with the
-loaders that frameworks make from it. It keeps no loader alive.
+The state is neither copied nor pickled with the loader: a copy gets a new `LoaderRuntime`. Loaders that frameworks make
+from a loader's attributes share its `LoaderRuntime`, which keeps no loader alive.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class DecisionList(list["Decision"]):
-    """A list of decisions whose ``repr`` is a line for each."""
+    """A list of decisions. Its ``repr`` has one line for each decision."""
 
     def __repr__(self) -> str:
         from dpex.autotune.law.wording import described
@@ -68,7 +68,7 @@ class LoaderRuntime:
         """Counts of all iterators, for diagnoses."""
         self.timer: TicketTimer = TicketTimer(is_on=is_switched_on(os.environ), draws_of=GeneratorDraws)
         self.last_state: LastReading[PassState | None] | None = None
-        """The statistics and, as ``last_state``, the state of the latest iterator."""
+        """The state of the latest iterator, whose statistics are in ``last_stats``."""
         self.resume: PassState | None = None
         """The state in ``loaded``, parsed."""
         self.loaded: dict[str, Any] | None = None
@@ -92,7 +92,7 @@ class LoaderRuntime:
         return iterator
 
     def stats(self) -> LoaderStats:
-        """Return the statistics of the latest iterator. The epoch counts from the first iterator of the loader."""
+        """Return the statistics of the latest iterator. ``epoch`` is 0 in the first epoch of the loader."""
         return replace(self.last_stats.read(), epoch=max(0, self.counters.epochs - 1))
 
     @contextmanager
@@ -128,7 +128,7 @@ class LoaderRuntime:
             iterator.await_first_states(has_init_fn=has_init_fn)
 
     def pop_resume_state(self) -> PassState | None:
-        """Return the state with which the next pass begins, and forget it; None: the pass begins anew."""
+        """Return and clear the state from which the next pass resumes; None: the pass begins with the first batch."""
         resume, self.resume, self.loaded = self.resume, None, None
         return resume
 
@@ -143,7 +143,7 @@ class LoaderRuntime:
         if not stats.batches:
             return "No batch was delivered yet."
         wait = f", wait {percent(stats.wait_ratio)}" if stats.wait_s + stats.work_s else ""
-        # the figures that are kept of an iterator that has ended still count its workers
+        # the last statistics of an iterator that has ended still show its workers as running
         pools = {} if self.last_stats.has_ended else stats.pools
         running = " + ".join(f"{pool.running} {name}" for name, pool in pools.items() if pool.running)
         workers = f"workers that run: {running}." if running else "no worker runs now."
@@ -180,14 +180,14 @@ class LoaderRuntime:
         return None if self._registration is None else self._registration.ledger
 
     def hold_cluster(self, head_address: str) -> None:
-        """Keep a share of the connection to Ray, so that agents wait between epochs instead of starting anew."""
+        """Hold a reference to the connection to Ray, so that agents wait between epochs instead of ending."""
         from dpex.pools.ray.cluster import connect, release
 
         if self._share is None or not self._share.alive:
             self._share = weakref.finalize(self, release, connect(head_address))
 
     def join_cluster(self, head_address: str) -> None:
-        """Connect to this cluster unless this process is connected; warn once if that fails, and stay without it."""
+        """Connect this process to a cluster unless it is connected. If that fails, warn, and do not try again."""
         if is_ray_connected() or self._has_no_cluster:
             return
         try:
@@ -197,7 +197,7 @@ class LoaderRuntime:
             warn(f"distribute_mode='auto': {error}. Local workers make the batches of this loader")
 
     def close(self) -> None:
-        """End all iterators, the export of metrics, and the share of the cluster; all may begin anew. Idempotent."""
+        """End all iterators and the export of metrics, and release the cluster. All may start again. Idempotent."""
         for iterator in list(self.iterators):
             iterator._shutdown_workers()
         registration, self._registration = self._registration, None

@@ -2,10 +2,10 @@
 
 `dpex.serve` puts a `StandIn` in place of the loader's method ``_get_iterator``, which torch's ``__iter__`` calls. No
 other loader changes. A wrapper that copies the loader's ``__dict__``, such as Ray Train's and Fabric's, iterates the
-loader itself. ``dpex run`` keeps a `StandIn` under another name, because it replaces the method of torch's class.
+wrapped loader. ``dpex run`` keeps a `StandIn` in another attribute, because it replaces the method in torch's class.
 
-The dataset, the order and the collate function are the loader's, as they are when an iterator is asked for. How batches
-are made was settled when the loader was served. Used by whichever thread iterates.
+Each iterator uses the loader's dataset, order and collate function at the time of ``iter()``. The options that control
+how batches are made are fixed when the loader is served. A `StandIn` is used by whichever thread iterates.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StandIn(Generic[Behind]):
 
     A shallow copy of the loader shares it; a deep copy and a pickle get torch's method back.
 
-    made_for: The settings for which the `DpexDataLoader` was made. Other settings need another one.
+    made_for: The settings for which the `DpexDataLoader` was made. Other settings need a new `StandIn`.
     """
 
     def __init__(self, loader: DataLoader[Any], behind: Behind, made_for: object = None) -> None:
@@ -53,12 +53,12 @@ class StandIn(Generic[Behind]):
         self.made_for: object = made_for
 
     def is_of(self, loader: DataLoader[Any]) -> bool:
-        """Return True unless the loader has this from another one, whose attributes it has copied."""
+        """Return False if ``loader`` has this only because it copied the attributes of the served loader."""
         return self._loader() is loader
 
     @property
     def behind(self) -> Behind:
-        """The `DpexDataLoader`, with the loader's data as it is now."""
+        """The `DpexDataLoader`, after copying the loader's present `OF_DATA` to it."""
         loader = self._loader()
         if loader is not None:
             vars(self._behind).update({name: getattr(loader, name) for name in OF_DATA if hasattr(loader, name)})
@@ -81,7 +81,7 @@ def stand_in_of(loader: Any) -> StandIn[Any] | None:
 
 
 def settings_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return torch's options of how a loader's batches are made, by name; None for torch's default prefetch."""
+    """Return the torch options that determine how a loader makes batches. A prefetch that was not given is None."""
     found = {"in_order": getattr(loader, "in_order", True)}  # torch 2.6 and later
     if not loader.num_workers:
         return found
@@ -93,7 +93,7 @@ def settings_of(loader: DataLoader[Any]) -> dict[str, Any]:
 def why_not_served(loader: DataLoader[Any]) -> str | None:
     """Return in words why dpex cannot serve a loader; None: it can."""
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
-        return "DataPipes are left to it"
+        return "DataPipes are left to PyTorch"
     own = [name for name in _PRIVATE if getattr(type(loader), name, None) is not getattr(DataLoader, name)]
     if own:
         return f"its class defines {', '.join(own)}"
@@ -105,7 +105,7 @@ def why_not_served(loader: DataLoader[Any]) -> str | None:
 
 def describe_loader(loader: Any) -> str:
     """Return a loader in words, such as "a DataLoader of a TensorDataset"."""
-    if loader.dataset is loader:  # fastai hands torch's iterators a stand-in of its loader
+    if loader.dataset is loader:  # fastai passes a substitute to torch's iterators; `d` is its loader
         loader = getattr(loader, "d", loader)
     package = type(loader).__module__.partition(".")[0]
     whose = "" if package in ("torch", "__main__") else f" ({package})"

@@ -1,7 +1,7 @@
-"""The number of a loader's workers, their place, and its prefetch: from its arguments, by `resize`, or tuned.
+"""A loader's numbers of local and remote workers, and its prefetch: from its arguments, from `resize`, or tuned.
 
-`Sizing` reads a loader's attributes. It is made anew for each question, as frameworks set attributes of a loader. Its
-answers depend on nothing else but the system and the environment.
+A `Sizing` is created for each use, because frameworks may change a loader's attributes at any time. Its results depend
+only on these attributes, the system and the environment.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger: logging.Logger = logging.getLogger("dpex")
 
 
 class LeftOut(int):
-    """The ``prefetch_factor`` of a loader that was given none. Frameworks that rebuild a loader copy the attribute."""
+    """The type of a ``prefetch_factor`` that the user did not give. Frameworks that rebuild a loader keep the type."""
 
 
 TORCH_PREFETCH_FACTOR = LeftOut(2)
@@ -50,8 +50,8 @@ _READING_NOT_TUNED = (
 
 
 def given_prefetch(of_torchs: int | None) -> int | None:
-    """Return the ``prefetch_factor`` of a loader of torch's class as an argument. torch's default counts as left out,
-    because the loader does not tell whether it was given."""
+    """Return the ``prefetch_factor`` that the user of a torch `DataLoader` gave. torch's default counts as not given
+    (None), because the loader does not record whether the user gave it."""
     return None if of_torchs == TORCH_PREFETCH_FACTOR else of_torchs
 
 
@@ -95,7 +95,7 @@ class Sizing:
         return self._loader.seeding == "worker" or self.is_iterable
 
     def check_recordable(self, path: str | Path) -> None:
-        """Raise OptionError if the loader has no workers of which a timeline could be recorded."""
+        """Raise OptionError if the loader has no dpex workers, which alone can record a timeline."""
         if self._workers == 0 or self.why_torch is not None or self.is_piped:
             raise OptionError(
                 f"timeline({str(path)!r}): this loader has no workers of dpex's own, so there is nothing to record; "
@@ -165,7 +165,7 @@ class Sizing:
         return f"{self.why_streams()} {_NOT_TUNED if self.is_iterable else _READING_NOT_TUNED}"
 
     def why_streams(self) -> str:
-        """Return the number of streams with its reason, in sentences; "" for another dataset, or without workers."""
+        """Return the number of streams and its reason, in sentences; "" without an iterable dataset or workers."""
         if not self.reads_streams or not self._workers:
             return ""
         streams: Streams | None = self._loader._streams if self._loader._is_auto else None
@@ -174,7 +174,7 @@ class Sizing:
         return describe_streams(self._workers, self.shards(), "num_workers says so")
 
     def shards(self) -> int:
-        """Return the number of shards that an iterable dataset names for this rank; 0: none, or another dataset."""
+        """Return the number of shards that an iterable dataset names for this rank; 0 for all other datasets."""
         return named_shards(self._loader.dataset, ranks(launcher_environment())) or 0 if self.reads_streams else 0
 
     def with_shards(self, streams: tuple[StreamStats, ...]) -> tuple[StreamStats, ...]:
@@ -232,7 +232,7 @@ class Sizing:
         """Return the settings that a call of ``resize`` fixes, by name.
 
         Raises:
-            OptionError: A count is invalid, or the call asks for other workers and these cannot change.
+            OptionError: A count is invalid, the loader has no workers, or ``local`` or ``remote`` cannot change.
         """
         check_count("local", local)
         check_count("remote", remote)
@@ -295,10 +295,10 @@ def check_count(name: str, value: int | None, least: int = 0) -> None:
 
 
 def fix_workers(loader: BaseLoader[Any], count: Any) -> None:
-    """End tuning, as ``loader.num_workers`` is about to be set: the number holds from the next ``iter()`` on.
+    """End tuning before ``loader.num_workers`` is assigned. The new number applies from the next ``iter()`` on.
 
     Raises:
-        OptionError: The number is a word, or less than 0. What else is no number, ``iter()`` refuses, as torch does.
+        OptionError: ``count`` is a string or negative. ``iter()`` refuses other invalid values, as in torch.
     """
     if isinstance(count, str) or (isinstance(count, SupportsIndex) and index(count) < 0):
         raise OptionError(
@@ -320,7 +320,7 @@ def fix_workers(loader: BaseLoader[Any], count: Any) -> None:
 
 
 def is_split(loader: BaseLoader[Any]) -> bool:
-    """Return True if some workers read the loader's streams and others decode, which ``seeding="batch"`` allows."""
+    """Return True if some workers read the loader's streams and others decode. It needs ``seeding="batch"``."""
     may_be_split = (
         loader._dataset_kind == DatasetKind.Iterable
         and loader.seeding == "batch"
@@ -342,7 +342,7 @@ def is_daemonic() -> bool:
 
 
 def stay_in_process_if_daemonic(loader: BaseLoader[Any]) -> None:
-    """Under "auto", in a process that may not have children, batches are made in it, as with ``num_workers=0``."""
+    """Set ``num_workers`` to 0 if it was "auto", this process may not have children, and Ray is not used."""
     if loader._is_auto and loader.num_workers and loader.distribute_mode is False and is_daemonic():
         logger.info("this process is daemonic and may not have children: num_workers='auto' stays in it")
         vars(loader)["num_workers"] = loader.timeout = 0

@@ -1,9 +1,9 @@
 """A pass over a stream that some workers read and others decode.
 
-It has two iterators of dpex's, one behind the other. The first reads: it has torch's number of logical workers, which
-draw and batch samples as torch's workers would. It does not collate them, but sends them on unchanged. The second draws
-its results, in torch's order, in place of indices, and any worker of it makes batches of them. The workers that read
-are on this machine. On a cluster they could take the room of workers that decode.
+The pass chains two dpex iterators. The reading iterator has ``num_workers`` logical workers, which read and group
+samples as torch's workers would, but send each group without collating it. The decoding iterator receives the groups in
+torch's order, in place of indices, and any of its workers makes a batch from a group. Reading workers run only on this
+machine, because on a cluster they could take the CPUs of decoding workers.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dpex.measure.settings import Settings
 from dpex.worker.decoded_stream import Decoding, pickled, pickled_alone, raw_stream_of
 
 RAW_RATIO = 0.25
-"""Part of a ``memory_budget`` for samples that are read and not yet drawn to be decoded. They are smaller than decoded
-samples, else sending them on would not pay."""
+"""Part of a ``memory_budget`` for samples that were read and not yet taken by the decoding iterator. They are smaller
+than decoded samples: otherwise, sending them to other workers would not pay."""
 
 
 class _LoaderView:
@@ -52,7 +52,7 @@ class SplitDataLoaderIter(_DpexDataLoaderIter):
         self._reader = _DpexDataLoaderIter(_reading(loader), make_pool, readers, resume=_read_part(resume))
         self._goes_on = resume
         super().__init__(_decoding(loader, int(self._reader._base_seed)), make_pool, settings, *others, **options)
-        self._dataset_kind = DatasetKind.Iterable  # torch's `__next__` warns of wrong lengths
+        self._dataset_kind = DatasetKind.Iterable  # then `__next__` warns of more samples than `len`, as torch's
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if first_iter:
@@ -101,7 +101,7 @@ def _reading(loader: Any) -> _LoaderView:
 
 
 def _decoding(loader: Any, base_seed: int) -> _LoaderView:
-    """``base_seed``: the reader's, so that a pass draws one number from the loader's generator, as torch's does."""
+    """``base_seed``: The reading iterator's. A second draw from the loader's generator would differ from torch."""
     budget = loader.worker_config.memory_budget
     return _LoaderView(
         loader,

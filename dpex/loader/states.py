@@ -1,10 +1,10 @@
 """States of a loader: `state_dict` and `load_state_dict` of `dpex.DpexDataLoader`.
 
-A state names the dataset, batch size, order and seeds that it belongs to. Another loader refuses it, in words.
+A state records the dataset, batch size, order and seeds of its loader. A loader that differs raises `StateError`.
 
-A state is dicts and lists of numbers, strings and tensors, which `torch.save` and ``torch.load(weights_only=True)``
-accept. Random states are such values from the start (`dpex.worker.states`). States that a dataset or a sampler returns,
-and the tuples and strings of a sampler's indices, are left as they are.
+A state consists of dicts and lists of numbers, strings and tensors, which `torch.save` and
+``torch.load(weights_only=True)`` accept. `dpex.worker.states` reads random states as such values. States that a dataset
+or a sampler returns, and the tuples and strings of a sampler's indices, are not converted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 VERSION = 1
 """The version of written states, and the version that `resume_from` reads."""
 _INDEX, _LEFT_OUT = "index", "left_out"
-"""Keys in a dict that stands for an index of which some samples are not to be loaded."""
+"""Keys of the dict that represents a `LeavingOut`, an index of which some samples are not loaded."""
 
 
 def state_of(loader: BaseLoader[Any]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def state_of(loader: BaseLoader[Any]) -> dict[str, Any]:
         return {"version": VERSION, "why_not": why_not}
     runtime.ask_states()
     if runtime.last_state is None:
-        loader._begun = DataLoader.__iter__(loader)  # not that of a subclass, which would change batches twice
+        loader._begun = DataLoader.__iter__(loader)  # a subclass's `__iter__` would change batches twice
     runtime.await_first_states(has_init_fn=loader.worker_init_fn is not None)
     found = None if runtime.last_state is None else runtime.last_state.read()
     if found is None:
@@ -81,7 +81,7 @@ def resume_from(loader: BaseLoader[Any], state_dict: Mapping[str, Any]) -> None:
     except Exception as error:  # the libraries' generators refuse states in many ways
         raise StateError(f"the state cannot be read: {error!r}; load one that state_dict() returned") from error
     _forget_passes(loader)
-    if resume.has_finished:  # the training loop may have set the epoch that begins, or sets it before `iter`
+    if resume.has_finished:  # the training loop may have called `set_epoch` for the next epoch
         resume.start.apply_epochs(loader._index_sampler, only_later=True)
     loader._runtime.loaded, loader._runtime.resume = state, resume
     loader._runtime.ask_states()
@@ -295,7 +295,7 @@ def _point_of(values: Mapping[str, Any], index: Any) -> ResumePoint:
 
 
 def pass_of(values: Mapping[str, Any], index: Any) -> PassState:
-    """Return the value that `plain_pass` was given. index: the index of each batch of a stream."""
+    """Return the state of a pass from the result of `plain_pass`. index: the index of each batch of a stream."""
     point = _point_of(values, index)
     return PassState(
         base_seed=int(values["base_seed"]),

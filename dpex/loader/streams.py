@@ -28,8 +28,8 @@ from dpex.schedule.names import attribute
 from dpex.system.cpus import rank_cpus, ranks
 
 STREAMS = 8
-"""Maximum streams of a rank with fewer CPUs than this. On two CPUs, 8 streams that wait are 3.9 times as fast as 2, and
-streams that compute are 0 to 8 % slower. Each takes 15 MB. (2 ms and 0.5 ms a sample; 2026-11-29)"""
+"""Maximum streams of a rank with fewer CPUs than this. On two CPUs, 8 streams are 3.9 times as fast as 2 if samples
+wait (2 ms each), and 0 to 8 % slower if they compute (0.5 ms each). A stream takes 15 MB. (2026-11-29)"""
 NAMES_OF_SHARDS = ("num_shards", "n_shards")
 """Attributes that name the number of shards for this rank, as in datasets of Hugging Face."""
 _UNNAMED = (
@@ -119,7 +119,7 @@ def choose_streams(dataset: Any, cpus: int, most: int | None, environ: Mapping[s
 
 
 def _source_of(dataset: Any) -> Any:
-    """Return the user's dataset: the source of a dataset that other workers decode."""
+    """Return the user's dataset. For a `DecodedStream`, that is its ``source``."""
     from dpex.worker.decoded_stream import DecodedStream
 
     return dataset.source if isinstance(dataset, DecodedStream) else dataset

@@ -1,7 +1,7 @@
-"""A warning of lost options: a `DpexDataLoader` with options of dpex's ends without one ``iter()``.
+"""Warn of a `DpexDataLoader` whose dpex options had no effect, because it was never iterated.
 
-Accelerate and Ray Train build a plain `DataLoader` from the user's loader, which then has none of dpex's options. The
-warning comes once in a process, when such a loader ends or when the process exits, unless an exception ended it.
+Accelerate and Ray Train build a plain `DataLoader` from the user's loader, and lose dpex's options. The warning comes
+once in a process, when such a loader is deleted, or at exit unless an exception ended the process.
 
 A loader counts as used if it was iterated, copied, or given as ``like=`` to `dpex.serve`. It also counts as used if,
 during its life, another one is made with its dataset and its options, as Lightning and Fabric do.
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from dpex.loader.base_loader import BaseLoader
 
 ABOUT = "loaders without one iter()"
-"""See `is_first`."""
+"""The argument of `is_first` for this warning."""
 _NO_OPTIONS = {**DEFAULTS, "seeding": "worker"}
 _watched: dict[int, weakref.finalize[..., Any]] = {}
 """The finalizer that warns when a loader ends, by the loader's `id`."""
 
 
 def warn_if_unused(loader: BaseLoader[Any]) -> None:
-    """Warn of this new loader if it ends before `count_as_used`. Loaders that it was built from count as used."""
+    """Warn when this loader is deleted before `count_as_used`. Loaders from which it was built count as used."""
     options = _options_of(loader)
     for other in [alive[0] for one in list(_watched.values()) if (alive := one.peek()) is not None]:
         if other.dataset is loader.dataset and _options_of(other) == options:
@@ -42,7 +42,7 @@ def warn_if_unused(loader: BaseLoader[Any]) -> None:
     ending = weakref.finalize(loader, _warn_of_unused, id(loader), os.getpid(), kind, *user_line())
     ending.atexit = False
     _watched[id(loader)] = ending
-    if is_first("the exit is watched"):  # after the first `finalize`, whose own function would otherwise run before
+    if is_first("the exit is watched"):  # after `finalize` registered its exit handler, so that ours runs first
         atexit.register(_warn_of_all_unused)
 
 

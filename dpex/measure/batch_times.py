@@ -22,7 +22,7 @@ WITHIN = " > "
 """Joins the names of a path: "a > b" is the call of b in a. The first name is `LOAD` or `COLLATE`."""
 LOAD, COLLATE = "load", "collate"
 OWN_CODE = "own code"
-"""The name of a function's time in no call: operators, loops, and functions of C that tell no profile function."""
+"""The name of a function's time outside its calls: operators, loops, and C functions hidden from profile functions."""
 
 
 class BatchTimes(NamedTuple):
@@ -36,9 +36,9 @@ class BatchTimes(NamedTuple):
         slowest: Seconds and position of the slowest sample, or empty.
         failed: Index and error text of each sample that failed to load.
         encode_cpu_s: CPU seconds outside of loading and collating. Clock errors may make it negative. Before encoding,
-            minus the CPU seconds that recording calls took, else 0.
+            it is the negated CPU seconds that recording calls took, or 0.
         nbytes: Bytes of the batch's buffers.
-        ended_at: Monotonic time of the end of encoding or of the arrival here.
+        ended_at: Monotonic time of the end of encoding, or of the arrival of a remote batch in this process.
     """
 
     samples: int = 0
@@ -73,7 +73,7 @@ NO_TIMES = BatchTimes()
 
 
 class CacheUse:
-    """Counts what caches did for the batch that is being made in this process. A process makes one batch at a time."""
+    """Counts cache hits, misses and saved seconds of the batch in progress. A process makes one batch at a time."""
 
     __slots__ = ("hits", "misses", "saved_s")
 
@@ -132,10 +132,10 @@ which it was encoded. Generated as `loaded_times` is.
 # -- sums over a pool --------------------------------------------------------------------------------------------------
 
 RECENT = 64
-"""Batches whose wall seconds a window of the tuner has one by one, and records that are added up at once, which is
-cheaper."""
+"""Maximum single batch times that the tuner uses from a window. Also the number of records that are added up together,
+which is cheaper."""
 KEPT = 256
-"""Batches whose wall seconds are kept one by one: the latest. Their median is known to within three points of rank."""
+"""Number of the latest batches whose wall seconds are kept one by one. Their median is accurate to 3 percentiles."""
 SUMMED = tuple(name for name in BatchTimes._fields if name in PoolReading.declared() and name != "calls")
 """Fields of `BatchTimes` that add up to fields of `PoolReading`."""
 _ADDED = (*SUMMED, "nbytes")
@@ -153,7 +153,7 @@ class PoolTimes:
     same batches. All other counts may lack the batch that is being counted.
 
     Attributes:
-        shared: Batches among ``tickets`` for another training.
+        shared: Batches in ``tickets`` that were made for another training.
         services_s: Wall seconds of the latest `KEPT` batches.
         services: Histogram of wall seconds (`STEP_BUCKETS`).
         calls: Timed calls by path.

@@ -4,10 +4,10 @@
 the order, the start, or the work of ``next()``. The causes in `WAITS` take seconds of these names in their order, each
 from the seconds that are left. The last cause takes the rest. So the seconds add up to the wait.
 
-Sums know better than single waits:
+Sums over many waits correct the names of single waits:
 
-1. A wait behind a slow batch comes from the order only as far as other workers were idle meanwhile. While all workers
-   are busy they make batches as fast as they can, and the wait belongs to their stages.
+1. Delivery in order causes a wait behind a slow batch only as far as other workers were idle meanwhile. While all
+   workers are busy, they make batches as fast as they can, and the wait belongs to their stages.
 
 2. Wall time that is no CPU time is waiting for data only if it was not spent on a run queue.
 
@@ -18,7 +18,7 @@ Sums know better than single waits:
 
 5. Time of the training thread on a run queue, while it draws or dispatches, is a lack of CPUs.
 
-A new cause takes a name and a record here, and a call of `Tally.busy` or `Tally.block` where it is timed. Counts,
+To add a cause, add a name and a `Cause` here, and call `Tally.busy` or `Tally.block` where it is timed. Counts,
 metrics, verdicts, predictions, reports, the live page and ``docs/how-to/gpu-starves.md`` are made from this module.
 """
 
@@ -56,7 +56,7 @@ PLACES = {
     "stream": "the stream",
     TAKING_IN: TAKING_IN,
 }
-"""The part of the work by name of its seconds. Times of workers that decode say nothing of the stream."""
+"""The place of the work by the name of its seconds. Times of workers that decode do not contain "stream"."""
 Seconds = Mapping[str, float]
 """Seconds by the names of `TIMED`, and `TAKING_IN`."""
 Rule = Callable[[Reading, Seconds], Seconds]
@@ -76,18 +76,18 @@ class Cause:
         key: The value of `Verdict.cause`.
         title: The verdict in words.
         part: The name of its seconds.
-        explanation: Ends "The training loop waits, because ...".
+        explanation: Completes the sentence "The training loop waits, because ...".
         evidence: The measurement.
         advice: The remedy.
         colour: The CSS colour.
         takes: The rules that give it its seconds, in order; () for a verdict without seconds.
-        cheaper: Of work in ``next()``: the kind of prediction, the change in words, and the part that it saves.
-        is_own: The training thread's own work in ``next()``, which is timed there. The key is the name of its seconds.
-        is_loop: The training thread's time, which no worker makes shorter.
-        is_order: The cost of the order, which a larger prefetch ends.
-        is_apart: No part of the loss that decides whether loading is the limit.
-        is_making: The time of making batches, which single calls can account for.
-        has_places: True if its seconds are told by place.
+        cheaper: The prediction of cheaper work: its kind, the change in words, and the share of seconds that it saves.
+        is_own: True for the training thread's own work in ``next()``, timed there. The key names its seconds.
+        is_loop: True for time of the training thread, which more workers do not shorten.
+        is_order: True for waits due to delivery in order, which a larger prefetch avoids.
+        is_apart: True if it does not count when dpex decides whether loading is the limit.
+        is_making: True for the time of making batches, which the times of single calls can explain.
+        has_places: True if its seconds are reported by place.
     """
 
     key: str
@@ -108,7 +108,7 @@ class Cause:
 
 
 def is_tiny(reading: Reading) -> bool:
-    """Return True if workers get batches that take hardly any time to make."""
+    """Return True if the mean batch takes workers less than `TINY_S`."""
     return reading.workers > 0 and reading.tickets > 0 and reading.busy_s / reading.tickets < TINY_S
 
 
@@ -120,7 +120,7 @@ def _all_of(*names: str) -> Rule:
 
 
 def _part_of(left: Seconds, names: tuple[str, ...], seconds: float) -> Seconds:
-    """Return ``seconds`` of these names together, in proportion."""
+    """Take ``seconds`` from these names together, in proportion to their seconds."""
     total = sum(left[name] for name in names)
     part = min(1.0, seconds / total) if total > 0 else 0.0
     return {name: part * left[name] for name in names}
@@ -132,9 +132,9 @@ def _behind_one(reading: Reading) -> float:
 
 
 def _narrow(reading: Reading, left: Seconds) -> Seconds:
-    """Workers were idle as fewer batches may be in flight than they can make at the same time.
+    """Return waits while workers were idle because fewer batches may be in flight than they can make at once.
 
-    It includes the cost of the order where ``memory_budget`` keeps the prefetch below the demand of slow batches.
+    Waits behind slow batches are included if ``memory_budget`` keeps the prefetch below what these batches need.
     """
     if reading.prefetch >= reading.at_once and not reading.is_capped:
         return {}
@@ -145,7 +145,7 @@ def _narrow(reading: Reading, left: Seconds) -> Seconds:
 
 
 def _crowded(reading: Reading, left: Seconds) -> Seconds:
-    """The training thread was on a run queue in ``next()``, while it did work of its own.
+    """Return the part of the training thread's own work in ``next()`` that it spent on a run queue.
 
     The thread is also on a run queue while it takes in or makes batches. Queueing during that work is charged to it,
     because it would vanish with the work.
@@ -158,7 +158,7 @@ def _crowded(reading: Reading, left: Seconds) -> Seconds:
 
 
 def _dispatch(reading: Reading, left: Seconds) -> Seconds:
-    """Dispatching. For tiny batches, the stages while workers were idle and all unexplained seconds belong to it."""
+    """Return dispatching; for tiny batches also stages while workers were idle, taking in, and unknown seconds."""
     if not is_tiny(reading):
         return {"dispatch": left["dispatch"]}
     running_s = reading.workers * max(1e-9, reading.wall_s - reading.causes.get("startup", 0.0))
@@ -180,7 +180,7 @@ def _computing(reading: Reading, left: Seconds) -> Seconds:
 
 
 def _queueing(reading: Reading, left: Seconds) -> Seconds:
-    """Waits of the workers for a CPU, among all that is no CPU time."""
+    """Return the waits of the workers for a CPU, as a part of their time beyond CPU time."""
     load, collate = reading.queueing_parts
     return {"read": left["read"] * load, "collate": left["collate"] * collate}
 
@@ -380,7 +380,7 @@ class LostTime:
         return sum(self.by_cause[cause.key] for cause in WAITS if getattr(cause, flag))
 
     def place(self, cause: str) -> str:
-        """Return where most of it is, and where else if that is not nearly all; "" if unknown."""
+        """Return the places that each have 30 % or more of a cause's seconds, the largest first; "" if unknown."""
         places = sorted(self.places.get(cause, {}).items(), key=lambda pair: -pair[1])
         total = sum(seconds for _, seconds in places)
         return " and ".join(name for name, seconds in places if seconds >= 0.3 * total) if total > 0 else ""

@@ -50,16 +50,16 @@ LONG_S = 0.5
 """When waits without a cause exceed this many seconds, they get the cause of the latest batch, so that the counts keep
 up."""
 UNENDED_S, UNENDED_STEPS = 1.0, 10.0
-"""A step that has not ended counts for this many seconds, or mean steps, at most: a loop that breaks a pass off may do
-something else meanwhile, such as a validation."""
+"""A step that has not ended counts for at most `UNENDED_S` seconds, or `UNENDED_STEPS` mean steps if that is longer. A
+loop that breaks a pass off may do something else meanwhile, such as a validation."""
 QUEUE_ASKED_S = 0.005
-"""Asking the kernel for the run queue takes up to 10 µs: it is asked in calls of ``next()`` after a step this long."""
+"""Reading the run-queue time takes up to 10 µs, so it is read only in calls of ``next()`` after longer steps."""
 PAUSE_S = 0.0001
 """Seconds between two tries. A writer that was preempted during a change needs the CPU to finish it."""
 MOST_TRIES = 4000
-"""Tries, about half a second. A busy machine keeps a thread from running for tens of milliseconds. A change that takes
-longer was given up: an exception of a signal handler ended it, or the reader is such a handler itself. Tries are
-counted, because tests of users may stop the clock."""
+"""Maximum tries of a reader, about half a second. A busy machine may suspend the writer for tens of milliseconds. A
+longer change was abandoned: an exception in a signal handler ended it, or the reader is such a handler itself. Tries
+are counted and not seconds, because tests of users may stop the clock."""
 
 T = TypeVar("T")
 
@@ -226,7 +226,7 @@ class Tally:
                 self.explain(None)
             waited_s = inside_s - (opened_s or 0.0)
             unnamed_s = waited_s - self.named_s
-            if unnamed_s > 0.0:  # else parts that were clocked apart add up to more than all
+            if unnamed_s > 0.0:  # the parts, timed separately, may exceed the whole
                 self.causes[UNKNOWN] += unnamed_s
             self.named_s = 0.0
             if opened_s is not None:
@@ -256,7 +256,7 @@ class Tally:
         self.causes[STARTUP] += inside_s
         self.starting = False
 
-    # -- waits in them -----------------------------------------------------------------------------------------------
+    # -- waits in next() ---------------------------------------------------------------------------------------------
 
     def block(self, now: float, cause: int, idle_ratio: float = 0.0) -> None:
         """Begin a wait, while the share ``idle_ratio`` of the workers is idle."""
@@ -300,8 +300,8 @@ class Tally:
     def busy(self, cause: int, began: float, ended: float) -> None:
         """Count seconds in which the consumer drew from the sampler or handed out work.
 
-        Another thread may have done so. While the consumer was outside ``next()``, or waited there, that took none of
-        its time and is not counted.
+        Another thread may have done that work. It is not counted if the consumer was outside ``next()``, or waited
+        there, because it then took none of the consumer's time.
         """
         if 0.0 < self.entered_at <= began and not self.blocked_at and not self.starting:
             seconds = ended - began

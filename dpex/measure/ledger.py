@@ -1,6 +1,6 @@
-"""The counts of several iterators together, also after their ends.
+"""The sums of the counts of several iterators, including ended ones.
 
-Reading takes no lock that the end of an iterator could wait for.
+Reading takes no lock, so the end of an iterator never waits for a reader.
 """
 
 from __future__ import annotations

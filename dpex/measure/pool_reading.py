@@ -51,7 +51,7 @@ class CallSums(Record):
 class PoolReading(Record):
     """A worker pool, the training process ("inline"), or a machine of the cluster: the values of `LoaderStats.pools`.
 
-    Counts and times are sums over the batches that it has made. TCP counts the traffic of the link at its far end.
+    Counts and times are sums over the batches that it has made. The remote machine's TCP counts the link's traffic.
     `declared()` gives the meaning of each field.
     """
 
@@ -63,25 +63,25 @@ class PoolReading(Record):
         how_to_read="Over dpex_network_sending_seconds_total: the bandwidth while sending.",
     )
     resent_bytes: int = counter(
-        "Bytes that they sent again, because they were lost.",
+        "Bytes that machines of the cluster sent again because packets were lost.",
         "bytes",
         metric="dpex_network_resent_bytes_total",
-        how_to_read="Over dpex_network_sent_bytes_total: loss. From a thousandth on it slows long ways down.",
+        how_to_read="Over dpex_network_sent_bytes_total: the share lost. Above 0.001 it slows long connections.",
     )
     sending_s: float = counter(
-        "Seconds in which something of a machine's was on its way, added up over machines.",
+        "Seconds in which a machine had data on its way to this one, added up over machines.",
         "seconds",
         metric="dpex_network_sending_seconds_total",
         how_to_read="Near one second per second and machine, the network is the limit of remote workers.",
     )
     round_trip_s: float = state(
-        "The time there and back when nothing queues; of several machines the longest.",
+        "Round trip to a machine while no data queue; the longest of all machines.",
         "seconds",
         default=0.0,
         metric="dpex_network_round_trip_seconds",
         how_to_read="Under a millisecond in a rack. Prefetch hides it.",
     )
-    tickets: int = counter("The number of batches that were made.")
+    tickets: int = counter("Batches that were made.")
     load_s: float = counter(
         "Wall seconds in which workers got the samples, ``dataset[i]``, transforms included.",
         "seconds",
@@ -89,7 +89,7 @@ class PoolReading(Record):
         metric=_WALL,
     )
     load_cpu_s: float = counter(
-        "CPU seconds of that, with the threads of libraries.", "seconds", stage="load", metric=_CPU
+        "CPU seconds of loading samples, threads of libraries included.", "seconds", stage="load", metric=_CPU
     )
     collate_s: float = counter("Wall seconds in the collate function.", "seconds", stage="collate", metric=_WALL)
     collate_cpu_s: float = counter("CPU seconds in the collate function.", "seconds", stage="collate", metric=_CPU)
@@ -99,9 +99,13 @@ class PoolReading(Record):
         stage="encode",
         metric=_WALL,
     )
-    encode_cpu_s: float = counter("CPU seconds of that writing.", "seconds", stage="encode", metric=_CPU)
+    encode_cpu_s: float = counter(
+        "CPU seconds of writing batches into shared memory.", "seconds", stage="encode", metric=_CPU
+    )
     transit_s: float = counter(
-        "Seconds on the way from a remote worker, while it had nothing else to do.", "seconds", stage="transit"
+        "Seconds in which batches travelled from a remote worker that had nothing else to do.",
+        "seconds",
+        stage="transit",
     )
     cache_hits: int = counter(
         "Samples that came from a cache (`dpex.cached`).",
@@ -132,7 +136,7 @@ class PoolReading(Record):
     running: int = level(
         "Workers that take batches to be made.",
         metric="dpex_workers_running",
-        how_to_read="What there really is; it follows dpex_workers_wanted.",
+        how_to_read="Workers that exist now. It follows dpex_workers_wanted.",
     )
     in_flight: int = level(
         "Batches that are with workers, being made or waiting for their turn there.",
@@ -142,7 +146,7 @@ class PoolReading(Record):
     nodes_excluded: int = level(
         "Nodes of the cluster that get no workers for a while, as they failed repeatedly.",
         metric="dpex_nodes_excluded",
-        how_to_read="Their work is done by others, and they get another chance; the log says why.",
+        how_to_read="Other nodes make their batches. Each is tried again later; the log says why it failed.",
     )
     shared: int = counter(
         "Batches that were made for another training with the same ``share``; their times count for both.",
@@ -177,15 +181,15 @@ class PoolReading(Record):
     why_excluded: Mapping[str, str] = by_name(
         "Why nodes of the cluster get no workers for a while, by node.", is_text=True
     )
-    room: int | None = state("Further workers there would be place for, None if unknown.", default=None)
-    unplaced: int = state("How many of those requested the cluster has no place for.")
+    room: int | None = state("Further workers that the cluster could place; None if unknown.", default=None)
+    unplaced: int = state("Requested workers that the cluster cannot place.")
     granted: int | None = state(
-        "Workers that this loader may have beside the others on the cluster, None if the cluster is not divided.",
+        "This loader's share of the cluster's workers; None if it has the cluster alone.",
         default=None,
     )
 
     def since(self, earlier: PoolReading) -> PoolReading:
-        """See `Record.since`. Times of single batches are kept for batches made since then."""
+        """See `Record.since`. ``services_s`` keeps only batches made since then."""
         found = super().since(earlier)
         new = self.services_s[-found.tickets :] if found.tickets else ()
         return replace(found, services_s=new)

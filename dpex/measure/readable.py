@@ -2,7 +2,7 @@
 
 Three digits are shown, and all digits before the decimal point. A space separates a number from its unit. A prefix
 of bytes is a power of 1000 (k, M, G, T), or of 1024 with an i (Ki, Mi, Gi, Ti), as for Kubernetes. Clocks have errors,
-so a part may be measured as longer than the whole. Therefore `remainder` subtracts measured times.
+so a part may be measured as longer than the whole. Use `remainder` to subtract measured times.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from dpex.measure.settings import INLINE, LOCAL, REMOTE, Settings
 Signal = Literal["wait", "events", "nvml"]
 """By which clock loading is judged: the training loop's in ``next()``, CUDA events on the GPU's stream, or NVML."""
 FAILED_KEPT = 20
-"""Samples that could not be loaded of which index and error are kept."""
+"""Maximum number of failed samples whose index and error are kept: the latest."""
 WAIT_BUCKETS = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 """Upper bounds of the histogram of waits, seconds."""
 _LOOP = "dpex_consumer_seconds_total"
@@ -41,12 +41,12 @@ _NO_POOL = PoolReading()
 class Reading(Record):
     """All counts up to a moment, for one or several iterators. ``after.since(before)`` is a window.
 
-    The training loop's seconds are counted twice. By cause, a wait counts once its cause is known, and a long present
-    step counts in part, as it may never end: no metric shrinks. By the clock, without causes and without the first call
-    of each pass, all seconds count at once, so that windows miss none.
+    The training loop's seconds are counted in two ways. By cause: a wait counts once its cause is known, and a long
+    unfinished step counts in part, because it may never end, so no metric shrinks. By the clock: all seconds count at
+    once, without causes and without the first call of each pass, so that windows miss none.
     """
 
-    at: float = latest("When it was read: by the monotonic clock, and of a window since the tuner began.")
+    at: float = latest("Time of the reading on the monotonic clock. In a window: seconds since the tuner's start.")
     seconds: float = counter("Wall seconds in passes by the clock, without the first call of each pass.", "seconds")
     epoch: int = state("The number of the pass, from 0.")
     settings: Settings = state("Workers and prefetch that are wanted.", default=Settings())  # noqa: RUF009
@@ -69,7 +69,7 @@ class Reading(Record):
     signal: Signal = state("The clock of a window's seconds: with a known GPU they are the GPU's.", default="wait")  # noqa: RUF009
     cpus: float = state("CPUs that this job may use: affinity, quota, and its part of the machine.", default=1.0)
     memory_free: int | None = state(
-        "Bytes that batches and workers may take beside those they have, negative beyond the limit.",
+        "Bytes that batches and workers may take in addition; negative if they exceed the limit.",
         "bytes",
         default=None,
     )
@@ -77,8 +77,10 @@ class Reading(Record):
     kernel_s: float = counter(
         "Seconds in which a GPU ran some kernel, by NVML; only while the loader is tuned.", "seconds"
     )
-    kernel_seen_s: float = counter("Seconds for which NVML says so.", "seconds")
-    supplied_s: float = counter("Seconds of them at whose end batches were ready.", "seconds")
+    kernel_seen_s: float = counter("Seconds for which NVML reported whether a kernel ran.", "seconds")
+    supplied_s: float = counter(
+        "Seconds between two looks at the GPU, if batches were ready at the second look.", "seconds"
+    )
     kernel_supplied_s: float = counter("Supplied seconds in which a GPU ran some kernel.", "seconds")
     gpu_steps: int = counter("Steps of the GPU's stream, from a return of ``next()`` to the next entry.")
     gpu_steps_s: float = counter("Seconds of these steps.", "seconds")
@@ -103,7 +105,9 @@ class Reading(Record):
         metric="dpex_wait_seconds_total",
         how_to_read="Reduce the cause with the largest rate. The rate is its share of the wall time.",
     )
-    transfer_s: float = counter("Seconds in which it took batches in.", "seconds", metric=_LOOP, label="transfer")
+    transfer_s: float = counter(
+        "Seconds in which the training loop took finished batches in.", "seconds", metric=_LOOP, label="transfer"
+    )
     work_s: float = counter("Seconds between two calls of ``next()``.", "seconds", metric=_LOOP, label="work")
     head_idle_s: float = counter(
         "Waits with later batches ready, times the share of the workers that were idle.", "seconds"
@@ -113,7 +117,7 @@ class Reading(Record):
         "Seconds inside ``next()`` in which the training thread could have run and had no CPU.", "seconds"
     )
     read_s: float = counter("Wall seconds in which readers were busy for workers that only decode.", "seconds")
-    read_cpu_s: float = counter("CPU seconds of that.", "seconds")
+    read_cpu_s: float = counter("CPU seconds of these readers.", "seconds")
     feed_copy_s: float | None = counter(
         "Seconds of the device in which batches were copied to it.", "seconds", default=None, metric=_FEED, label="copy"
     )
@@ -314,7 +318,7 @@ class Reading(Record):
 
     @property
     def wait(self) -> float:
-        """Share of a window that was lost to loading, 0 to 1, without the starts of passes. ``signal`` measures it."""
+        """Share of a window that was lost to loading, 0 to 1, without the starts of passes, by ``signal``'s clock."""
         lost_s = self.blocked_s + self.next_busy_s
         return lost_s / (lost_s + self.stepping_s) if lost_s + self.stepping_s > 0 else 0.0
 
@@ -395,7 +399,7 @@ class Reading(Record):
     def copies_ratio(self) -> float:
         """Share of wall time in which the training stream waited for finished batches to reach the device.
 
-        At most 1: a loop that does not synchronise may be over before the device is.
+        At most 1, because a loop that does not synchronise may end before the device has finished.
         """
         return min(1.0, (self.feed_wait_s or 0.0) / self.wall_s) if self.wall_s > 0 else 0.0
 
@@ -425,7 +429,7 @@ class Reading(Record):
 
 
 class EngineReport(NamedTuple):
-    """A reading of an engine, and what else the tuner must know.
+    """A reading of an engine, and other facts for the tuner.
 
     Attributes:
         reading: The counts.

@@ -1,4 +1,4 @@
-"""Counts that know how they add up. PURE.
+"""Records of counts whose declarations define how they add up. PURE.
 
 A record is a frozen dataclass whose fields are declared with `counter`, `level`, `state`, `histogram`, `by_name` or
 `few_of_many`. The declaration has the meaning, the unit, the stage of a batch and the exported metric. Declarations
@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import Any, Literal, NamedTuple, TypeVar
 
 Unit = Literal["", "seconds", "bytes", "ratio", "batches_per_second"]
-"""Units of fields. "" is the unit of a count, whose things the name of the field says."""
+"""Units of fields. "" is the unit of a count of the things that the field's name tells."""
 _R = TypeVar("_R", bound="Record")
 _T = TypeVar("_T")
 _DECLARED = "declared"
@@ -162,7 +162,7 @@ def _as_traced(value: Any) -> Any:
     return as_json(value)
 
 
-# -- how values become one ---------------------------------------------------------------------------------------------
+# -- joining values ----------------------------------------------------------------------------------------------------
 
 
 def _added(one: Any, other: Any) -> Any:

@@ -1,5 +1,5 @@
-"""The values that are kept one by one, which are the slowest samples and the latest waits, and the choice of batches
-that are timed in detail. Pure except random numbers."""
+"""Keep single values, which are the slowest samples and the latest waits, and choose batches to time in detail. Pure
+except for random numbers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ SLOWEST = 8
 LONGEST_TEXT = 120
 """Maximum characters of an index; dpex cuts longer texts."""
 SAMPLE_S = 50e-6
-"""Single samples are timed while they take longer than that: reading the clock, 0.1 µs, is nothing beside it."""
+"""Samples are timed one by one only while they take longer than this, so that reading the clock (0.1 µs) is cheap."""
 FIRST_S = 0.02
-"""Seconds before the first detailed timing. It would cost a pass of a few tiny batches too much."""
+"""Seconds before the first detailed timing, which would cost too much in a pass of a few tiny batches."""
 APART_S, MOST_APART_S = 0.25, 16.0
-"""Seconds by which the first timing of each further worker is later, and the maximum of them. Workers that start at the
-same time would record calls at the same time: with 64 workers on 2 CPUs that took a second."""
+"""Seconds by which each further worker's first timing is delayed, and the maximum delay. Without it, workers that start
+at the same time record calls at the same time, which took a second with 64 workers on 2 CPUs."""
 REST = 200.0
-"""Time without a timing, as a multiple of the cost of the previous timing."""
+"""After a timing that cost t seconds, time nothing for `REST` * t seconds."""
 _PART = 8.0
-"""Maximum delay of a timing, as a share of the time since the first timing."""
+"""A timing t seconds after the first batch delays the next one by t / `_PART`, at most `_LONGEST_S`."""
 _LONGEST_S = 60.0
-"""Maximum seconds between two timings."""
+"""Maximum delay by `_PART`, in seconds."""
 _BY = 16
 """Maximum batches skipped at random before a timing, so that timings do not follow a rhythm of the work."""
 LATEST = 10_000
-"""Batches whose waits are kept, the latest: 120 KB for a loader."""
+"""Number of the latest batches whose waits are kept: 120 KB for a loader."""
 
 
 class SlowIndex(NamedTuple):
@@ -101,12 +101,12 @@ def as_text(index: Any) -> str:
 class SamplingSchedule:
     """Choose the batches of a sequence in which dpex times single calls, because timing costs time.
 
-    No batch is chosen within `FIRST_S` and ``later_s`` of the first. The next timing is due after `REST` times the cost
-    of the previous timing, and after an eighth of the time since the first batch, a minute at most. So a short run has
-    dozens of timings, and a long run ever more. The choice among the next few batches is random, in case the work has a
-    rhythm.
+    No batch is chosen within `FIRST_S` + ``later_s`` of the first. The next timing is due after `REST` times the cost
+    of the previous timing, or after an eighth of the time since the first batch, a minute at most, if that is longer.
+    So a short run has dozens of timings, and a long run ever more. The choice among the next few batches is random, in
+    case the work has a rhythm.
 
-    due: Time of the next timing. Compare it, and call `is_chosen` only from then on.
+    ``due``: Time of the next timing. Call `is_chosen` only from then on.
     """
 
     __slots__ = ("_began", "_later_s", "_pass_by", "_random", "due", "timings")

@@ -14,13 +14,13 @@ from typing import Any
 from dpex.measure.batch_times import BatchTimes
 
 KEPT = 200_000
-"""Batches, and calls of ``next()``, that a recording keeps: the latest."""
+"""Maximum number of batches, and of calls of ``next()``, in a recording: the latest."""
 LOOP, WORKERS = 1, 2
 """Numbers of the two groups of rows that the trace shows as processes."""
 
 
 class Timeline:
-    """Records batches and calls of ``next()``. ``began``: seconds of the clock that all times are of."""
+    """Records batches and calls of ``next()``. ``began``: Start of the recording, by the clock of all other times."""
 
     def __init__(self, began: float) -> None:
         self._began = began

@@ -16,7 +16,7 @@ from dpex.measure.reading import Reading
 from dpex.measure.settings import INLINE, LOCAL
 
 _FULL = 0.9
-"""Minimum busy share of full CPUs. On full CPUs, more computing workers would only take CPUs from each other."""
+"""CPUs are full from this busy share on. More computing workers would then only take CPUs from each other."""
 _COMPUTES = 0.5
 """A worker whose CPU share of its time is above this computes rather than waits."""
 _TINY = 1e-9
@@ -111,7 +111,7 @@ def is_full(reading: Reading) -> bool:
 def queued_s(pool: PoolReading, *, has_full_cpus: bool) -> float:
     """Return the seconds of a pool's workers on run queues.
 
-    If the kernel reports none and their CPUs are full, workers that compute queue for all time beyond their CPU time.
+    If the kernel reports none, it is all time beyond CPU time if the CPUs are full and the workers compute; else 0.
     """
     if pool.queueing_s is not None:
         return pool.queueing_s

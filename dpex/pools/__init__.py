@@ -1,1 +1,1 @@
-"""Worker pools: the places where batches are made."""
+"""Worker pools, which make batches on this machine and on others."""

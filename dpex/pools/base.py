@@ -6,7 +6,7 @@ the engine assigns each logical worker to a worker and addresses tickets to it.
 
 All calls come from the thread that drives the engine. Only `WorkerPool.close` may block.
 
-`dpex.DpexDataLoader.local_pool` takes a pool of the user's own. The names in ``__all__`` are public for that.
+`dpex.DpexDataLoader.local_pool` accepts a user's own kind of pool. The names in ``__all__`` are public for writing one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 
 
 def failure(worker: int) -> Failure:
-    """Return the value that stands for a batch whose making raised the exception that is being handled."""
+    """Return the value to deliver in place of a batch that failed. Call this while the exception is handled."""
     return Failure(ExceptionWrapper(where=where(worker)))
 
 
@@ -57,7 +57,7 @@ def failure(worker: int) -> Failure:
 class PoolCounts:
     """Workers by stage: ``wanted`` by the user or tuner, ``requested`` from the system, ``running`` now.
 
-    ``most``, ``why_most``: The number that the system allows once it has refused a worker, and the reason.
+    ``most``, ``why_most``: The maximum number of workers and its reason, once the system has refused a worker.
     `WorkerPool.resize` tries again.
     ``why_excluded``: The reason for each node of the cluster that gets no workers for a while.
     ``failed``: The latest reason for each node that was ever excluded.
@@ -74,7 +74,7 @@ class PoolCounts:
     failed: Mapping[str, str] = field(default_factory=dict)
 
     def leave_alone(self, place: str, why: str) -> None:
-        """Give a node no workers from now on; without a reason, give it some again. Other threads may read this."""
+        """Note that a node gets no workers or, with an empty ``why``, gets some again. Other threads may read this."""
         others = {name: known for name, known in self.why_excluded.items() if name != place}
         self.why_excluded = {**others, place: why} if why else others
         if why:
@@ -82,14 +82,14 @@ class PoolCounts:
 
 
 class MakesPool(Protocol):
-    """Makes a pool, such as the class of one."""
+    """A callable that makes a pool, such as a pool's class."""
 
     def __call__(self, setup: WorkerSetup, workers: int, /) -> WorkerPool:
         """Return a pool that has requested ``workers``."""
 
 
 class WorkerPool(Protocol):
-    """A place where tickets are turned into batches.
+    """A group of workers that turn tickets into batches.
 
     A class that derives from this one inherits the methods of a pool without logical workers (``seeding="batch"``) that
     reports no crashes. `examples/thread_pool.py` is such a pool.
@@ -103,13 +103,13 @@ class WorkerPool(Protocol):
 
     @property
     def crashes(self) -> int:
-        """Unexpected ends of workers since the last result of any."""
+        """Unexpected ends of workers since the last result from any worker."""
         return 0
 
     def resize(self, wanted: int) -> None:
         """Request ``wanted`` workers; `WorkerUp` and `WorkerGone` follow. A leaving worker finishes its tickets.
 
-        With logical workers a pool only grows, as each of them stays on its worker.
+        With logical workers a pool only grows, because a logical worker never moves to another worker.
         """
 
     def at_work(self) -> int:
@@ -133,9 +133,9 @@ class WorkerPool(Protocol):
         raise InternalError(f"{type(self).__name__} has no logical workers")
 
     def ask_state(self, worker: int, logical: int) -> None:
-        """Ask for the state of the dataset of ``logical``, after the tickets sent so far and from then on.
+        """Ask for the dataset's state in ``logical``: once after the tickets sent so far, then regularly.
 
-        `Snapshot` follows, and `Notice` if that fails.
+        The pool reports each state by a `Snapshot`, and a failure by a `Notice`.
         """
         raise InternalError(f"{type(self).__name__} has no logical workers")
 
@@ -143,7 +143,7 @@ class WorkerPool(Protocol):
         """Begin pass ``epoch``. Results of earlier passes need not be made any more, and are ignored."""
 
     def descriptors(self) -> list[int]:
-        """Return file descriptors that turn readable when `poll` has something."""
+        """Return file descriptors that turn readable when `poll` has events."""
 
     def poll(self) -> deque[PoolEvent]:
         """Return the events so far, without waiting, in the pool's deque. The caller removes the events that it has

@@ -1,5 +1,5 @@
-"""The names of calls, and of places in code: "(train.py:31)" in the user's own code, relative to the working directory,
-and "[PIL/Image.py:2342]" in an installed package or in Python's library, relative to its folder.
+"""The names of calls, and of places in code. A place in the user's own code is "(train.py:31)", relative to the working
+directory. A place in an installed package or Python's library is "[PIL/Image.py:2342]", relative to that library.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _PYTHONS = {path for known in [sysconfig.get_path("stdlib")] for path in (known,
 _LIBRARY = re.compile(
     "|".join(["<frozen ", r".*/(site|dist)-packages/", *(f"{re.escape(path)}/" for path in _PYTHONS)])
 )
-_LONGEST = 80  # letters of a name: tables stay readable
+_LONGEST = 80  # maximum characters of a name, so that tables stay readable
 
 
 @lru_cache(4096)
 def place(file: str, lines: int | str) -> str:
-    """Return the name of a place in a file, in the forms of the module. ``lines``: a number, or "first-last"."""
+    """Return the name of a place in a file; see the module for its format. ``lines``: a number, or "first-last"."""
     if library := _LIBRARY.match(file):
         return f"[{file[library.end() :]}:{lines}]"
     return f"({file.removeprefix(f'{Path.cwd()}{os.sep}')}:{lines})"

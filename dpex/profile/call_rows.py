@@ -13,7 +13,7 @@ from dpex.profile.call_names import lines_of, place
 from dpex.profile.call_tree import CallNode
 
 LEAST = 0.02  # share of the batch; a smaller branch is folded into the row above it
-MOST_ROWS = 32  # in a stage; a batch has two stages with calls
+MOST_ROWS = 32  # maximum of a stage; a batch has two stages with calls
 
 
 class _Branch:

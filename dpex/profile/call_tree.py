@@ -3,10 +3,10 @@
 A node stands for the calls of one function, of Python or of C, from one instruction below the same parent. A method has
 a node for each class of its objects. Code of dpex and asyncio is hidden: its calls and its time count for its caller.
 
-The time of a node excludes the nodes below it. So a tree is true of the recorded time whenever the recording ends. The
-profile function reads the clock first and last, so its own time is in no node. The interpreter's cost of calling it is
+The time of a node excludes the nodes below it. So a tree is correct even if the recording ends early. The profile
+function reads the clock first and last, so its own time is in no node. The interpreter's cost of calling it is
 subtracted. The CPU clock is read only after `LONG_S` without an event. Shorter times count as computing. If several
-samples are recorded, the others stand for the first, in which new nodes and comparisons of generators displace caches.
+samples are recorded, the mean of the others replaces the first, which new nodes and generator comparisons slow down.
 
 A coroutine that awaits runs no code. So the time in which the event loop is idle is divided among the awaits, by the
 seconds for which each was pending. A `CallRecorder` belongs to one thread and one batch.
@@ -31,7 +31,7 @@ from typing import Any
 from dpex.profile.call_names import label_of_c, label_of_code
 from dpex.system.clock import monotonic
 
-MOST_EVENTS = 200_000  # a recording ends after them: they take 0.1 to 0.2 s
+MOST_EVENTS = 200_000  # a recording ends after this many, which take 0.1 to 0.2 s
 MOST_NODES, MOST_DEPTH = 1000, 150  # limits of a tree; further calls count for their callers
 MOST_COMPARISONS, DEEPEST_COMPARISON = 200, 6  # of generators, up to 50 µs each; deeper draws count for their callers
 LONG_S = 50e-6
@@ -43,7 +43,7 @@ _ASYNC = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE
 Draws = Callable[[FrameType | None, bool], bool]
 """`dpex.worker.draws.GeneratorDraws`. Arguments: the call that begins, or None; whether generators are compared."""
 _CALLS_TRIED, _ROUNDS_TRIED = 64, 5
-_TIMES_SEEN = 2.5  # all that an event costs, over the part that the recording sees
+_TIMES_SEEN = 2.5  # the whole cost of an event, over the part in the recorded times
 
 
 @dataclass(eq=False, slots=True)
@@ -74,7 +74,7 @@ class CallNode:
 
 
 class CallRecorder:
-    """See the module: `start` and, in any case, `stop`, once for each root.
+    """Records the calls of a batch; see the module. For each root, call `start` once, and always `stop` after it.
 
     Args:
         draws: Finds draws of random numbers in the first sample; None: they are not looked for.
@@ -101,13 +101,13 @@ class CallRecorder:
         self._began_s = self._idle_s = 0.0
         self._nodes = self._comparisons = 0
         self._kinds: dict[int, int] = {}
-        self._alive: list[CodeType] = []  # codes whose ids are known
+        self._alive: list[CodeType] = []  # keeps the ids in `_kinds` from being reused
         self._pending: dict[int, tuple[CallNode, float]] = {}
         self._awaited: Any = None
 
     def start(self, root: CallNode, budget_s: float = inf) -> bool:
-        """Record calls below ``root``, until samples behind the first have cost ``budget_s`` seconds. Return False, and
-        record nothing, if the thread has a profile function."""
+        """Record calls below ``root``, until the samples after the first have cost ``budget_s`` seconds to record.
+        Return False, and record nothing, if the thread already has a profile function."""
         if sys.getprofile() is not None:
             self.is_whole = False
             return False
@@ -127,11 +127,11 @@ class CallRecorder:
         self.is_whole &= self._has_ended
         draws, self._draws, self._hook, self._awaited = self._draws, None, None, None
         if draws is not None and not any(node.draws for node in self._root.below()):
-            self._root.draws = draws(None, True)  # by a later sample than the first
+            self._root.draws = draws(None, True)  # drawn by a sample after the first
         self._pending.clear()
 
     def _stop_recording(self) -> None:
-        """Stop the profile function, subtract its cost, and divide the wait of the event loop, which is the root's."""
+        """Remove the profile function, subtract its cost, and divide the root's wait among the awaits."""
         sys.setprofile(None)
         now, self._has_ended, root = self._wall(), True, self._root
         for node, since in self._pending.values():
@@ -153,7 +153,7 @@ class CallRecorder:
     def _hook_for(self, root: CallNode, most_events: float) -> Any:  # noqa: C901
         """Return the profile function. It is one function, because a call of another would take a third of its time."""
         clock, kinds, long_s = self._wall, self._kinds, LONG_S
-        calls: list[tuple[Any, CallNode, bool]] = []  # its frame, or the code that calls C; the node around it
+        calls: list[tuple[Any, CallNode, bool]] = []  # (frame, or code that calls C; caller's node; is it hidden)
         node, is_hidden, is_comparing = root, True, self._draws is not None
         events, last = 0, 0.0
 
@@ -223,7 +223,7 @@ class CallRecorder:
         node.wait_s += min(lap_s, max(0.0, self._idle_s - before_s))
 
     def _note_draws(self, node: CallNode, begins: FrameType | None = None) -> None:
-        """Note that ``node`` has drawn, if it has. ``begins``: the call that begins in it."""
+        """Set ``node.draws`` if ``node`` has drawn random numbers. ``begins``: the call in ``node`` that begins now."""
         compares = node.depth <= DEEPEST_COMPARISON and self._comparisons < MOST_COMPARISONS
         self._comparisons += compares
         node.draws |= self._draws is not None and self._draws(begins, compares)
@@ -239,7 +239,7 @@ class CallRecorder:
         return kind
 
     def _child(self, node: CallNode, frame: FrameType, kind: int) -> CallNode:
-        """Return the node of a call of Python that begins, or of a coroutine or generator that goes on."""
+        """Return the node of a Python call that begins, or of a coroutine or generator that resumes."""
         code, caller = frame.f_code, frame.f_back
         owner = type(frame.f_locals.get("self")) if kind & _METHOD else None
         key = id(code), caller.f_lasti if caller is not None else 0, owner

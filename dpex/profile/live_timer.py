@@ -17,7 +17,7 @@ from dpex.system.clock import monotonic
 
 SWITCH = "DPEX_TIME_CALLS"  # environment variable; "0": calls are never timed
 COST_RATIO = 0.08  # maximum cost of the samples after the first, over the batch's loading time; then recording ends
-_COMPARED = frozenset((0, *(4**power for power in range(16))))  # timed batches; comparing generators takes milliseconds
+_COMPARED = frozenset((0, *(4**power for power in range(16))))  # timed batches by number; comparing takes milliseconds
 
 
 def is_switched_on(environ: Any) -> bool:
@@ -26,7 +26,7 @@ def is_switched_on(environ: Any) -> bool:
 
 
 class TicketTimer:
-    """See the module.
+    """Records the calls of chosen batches; see the module.
 
     For a batch that begins at ``due`` or later, call `start_batch`, `timed_collate` and, in any case, `stop_batch`.
 
@@ -82,9 +82,9 @@ class TicketTimer:
             self.due = self._occasions.due
 
     def with_calls(self, times: BatchTimes) -> BatchTimes:
-        """Return the times of the batch that was timed last, less the cost of recording, and with its calls.
+        """Return the times of the batch that was timed last, without the cost of recording, and with its calls.
 
-        ``encode_cpu_s`` is minus the CPU seconds that the batch's clock counts beside these (`encoded_times`).
+        ``encode_cpu_s`` is minus the CPU seconds of recording, which `encoded_times` subtracts from the batch's clock.
         """
         began, load_cost_s, collate_cost_s = monotonic(), self._load_cost_s, self._collate_cost_s
         times = times._replace(

@@ -26,7 +26,7 @@ TARGET = "torch.utils.data.dataloader"
 ROOT = str(Path(__file__).resolve().parents[2])
 _HOOK = str(Path(__file__).resolve().parent / "sitehook")
 _TORCHS = "_dpex_torchs"
-"""Attribute of dpex's method: torch's method, whose place it has."""
+"""Attribute of dpex's method that holds the replaced method of torch."""
 VARIABLE = "DPEX_RUN"
 
 
@@ -39,7 +39,7 @@ def install_in_children(options: RunOptions, environ: MutableMapping[str, str]) 
 
 
 def install(options: RunOptions) -> None:
-    """Take over in this process, whether `DataLoader` was imported or not. The latest options count."""
+    """Take over the loaders of this process, now or when `DataLoader` is imported. The latest options apply."""
     if ROOT not in sys.path and importlib.machinery.PathFinder.find_spec("dpex") is None:
         sys.path.append(ROOT)  # dpex was found in a folder that only the command had on its path
     module = sys.modules.get(TARGET)
@@ -51,7 +51,7 @@ def install(options: RunOptions) -> None:
 
 
 class _TorchFinder:
-    """Finds torch's module as Python does, and has its class changed once it is imported."""
+    """Finds torch's module as Python does. After the import of the module, the method of its class is replaced."""
 
     def __init__(self, options: RunOptions) -> None:
         self._options = options

@@ -31,7 +31,7 @@ class RunOptions:
     script: tuple[str, ...] = ()
     """The script and its arguments, for the advice."""
     prefix: str = ""
-    """``sys.prefix`` of the Python that these options serve."""
+    """``sys.prefix`` of the Python to which these options apply. Other Pythons ignore them."""
     root: str = ""
     """The folder that contains dpex."""
 
@@ -45,16 +45,16 @@ class RunOptions:
         return cls(**(values | {"script": tuple(values["script"])}))
 
     def workers(self, given: int, *, iterable: bool) -> Count:
-        """Return the workers of a loader to which the script gives ``given``.
+        """Return the number of workers for a loader that has ``given`` workers in the script.
 
-        A stream keeps its number, which determines the samples of each worker.
+        An iterable dataset keeps ``given``, because the number determines the samples of each worker.
         """
         if self.num_workers == "keep" or iterable or (given == 0 and not self.also_in_process):
             return given
         return self.num_workers
 
     def loader_options(self, workers: Count) -> dict[str, Any]:
-        """Return the keywords of `dpex.DpexDataLoader` beyond torch's; without workers none of a cluster."""
+        """Return the keyword arguments of `dpex.DpexDataLoader` beyond torch's; without workers, none for a cluster."""
         places = () if workers else ("distribute_mode", "head_address")
         found = {name: value for name, value in self.loader.items() if name not in places}
         return {**found, "worker_config": WorkerConfig(memory_budget=found.pop("memory_budget", None))}

@@ -1,11 +1,11 @@
 """The loaders of a script that dpex serves: a `DpexDataLoader` behind each, and the report on them at the end.
 
-A stand-in (`dpex.loader.served.StandIn`) makes a loader's iterators. A loader that dpex cannot stand in for is left to
-torch, and a line says why. Used by whichever thread iterates.
+A stand-in (`dpex.loader.served.StandIn`) makes a loader's iterators. If dpex cannot serve a loader, torch makes its
+iterators, and a line on stderr gives the reason. Any iterating thread may call this module.
 
-At the end of the process there is a line for each loader, and the report of the loader in which most time passed. A
-loader that is made anew for each pass, with the same kind of dataset, batch size and workers, is one loader here.
-Nothing that goes wrong there ends or changes a run, and a process that a signal ends says nothing.
+At its end the process prints a line for each loader, and the report of the loader in which most time passed. Loaders
+that the script makes anew for each pass count as one if type of dataset, batch size and workers are the same. An error
+in the report neither ends nor changes a run. A process that a signal ends prints no report.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def served_iterator(
         _print_once(f"dpex {options.command}: PyTorch's own iterators serve {describe_loader(loader)}: {reason}")
         return torchs(loader)
     proxy = updated_stand_in(loader, options)
-    made = proxy._get_iterator()  # torch's ``__iter__`` keeps that of persistent workers
+    made = proxy._get_iterator()  # torch's ``__iter__`` keeps it if workers are persistent
     add_to_report(loader, proxy, options)
     return made
 
@@ -121,7 +121,7 @@ class Served:
     Attributes:
         words: The loader in words.
         given: Its number of workers in the script.
-        served_by: The number of workers of its proxy, unless that is tuned.
+        served_by: The number of workers of its proxy; None if it is tuned.
         source: The counts of its latest proxy.
     """
 
@@ -256,7 +256,7 @@ def _workers_text(served: Served) -> str:
 
 
 def _wait_text(served: Served, ratio: float) -> str:
-    """The wait, and where decisions were judged, the wait in the first and in the last measured window."""
+    """Return the wait in words. If decisions were judged, add the wait before the first and after the last of them."""
     tuner = served.source.tuner
     decisions = [] if tuner is None else tuner.decisions
     outcomes = [one.outcome for one in decisions if one.outcome is not None]
@@ -279,7 +279,7 @@ def command_lines(options: RunOptions, diagnosis: Diagnosis) -> list[str]:
 
 
 def write_reports(options: RunOptions, diagnosis: Diagnosis, job: JobDiagnosis | None = None) -> None:
-    """Write the report where ``--html`` and ``--json`` ask for it; other ranks only write names with ``{rank}``."""
+    """Write the files of ``--html`` and ``--json``. Ranks other than 0 only write files with ``{rank}`` in the name."""
 
     def page(path: Path) -> None:
         of_job = [] if job is None else [job.sentence, f"First: {job.advice}"]

@@ -81,7 +81,7 @@ class EngineState:
     # -- events of the pools -------------------------------------------------------------------------------------
 
     def apply_event(self, event: PoolEvent, now: float) -> None:
-        """Take in an event of a pool at ``now``, in seconds of a clock that does not jump."""
+        """Take in an event of a pool at ``now``, in seconds of a monotonic clock."""
         if isinstance(event, TicketMade):
             self.apply_made(event)
         elif isinstance(event, WorkerUp):
@@ -96,7 +96,7 @@ class EngineState:
             self.placement.instructions.append(event)
 
     def apply_made(self, event: TicketMade) -> None:
-        """Handle the event that comes once for each batch."""
+        """Take in the result of a ticket."""
         schedule, number = self.schedule, event.number
         ticket = schedule.ticket(number) if event.epoch == self.epoch else None
         if ticket is None:
@@ -174,13 +174,13 @@ class EngineState:
         self.late.remake_late(self.schedule, self.epoch, now)
 
     def all_queues_are_dirty(self) -> None:
-        """Have all queues looked at for something to send."""
+        """Mark all queues as possibly having tickets to send."""
         self.placement.dirty.update(range(self._count) if self._count else (SHARED,))
 
     # -- questions -----------------------------------------------------------------------------------------------
 
     def point(self) -> ResumePoint:
-        """Return where this epoch stands. The tickets of streams are all alike, so only their number counts."""
+        """Return the progress of this epoch. Tickets of streams are interchangeable, so only their number counts."""
         first, ahead = self.schedule.position()
         turn = self.schedule.queue_of(first) if self._iterable else first % max(1, self._count)
         if self._iterable:
@@ -198,7 +198,7 @@ class EngineState:
         )
 
     def room(self, starving: bool) -> int:
-        """Return how many tickets should be drawn now; if ``starving``, also where they do not fill a message."""
+        """Return the number of tickets to draw now; 0 if they would not fill a message, unless ``starving``."""
         schedule, rules = self.schedule, self.rules
         room = schedule.room
         if room and rules.is_budgeted:

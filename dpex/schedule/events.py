@@ -1,4 +1,4 @@
-"""Events of the worker pools, for the engine's state, and its instructions, for `dpex.engine.pools`. PURE.
+"""Events that worker pools report to `EngineState`, and its instructions to `dpex.engine.pools`. PURE.
 
 There is one instruction for each message to a worker, never one for each batch: batches that are ready wait in the
 schedule, from which the consumer takes them directly.
@@ -15,9 +15,9 @@ from dpex.schedule.schedule import Ticket
 
 
 class TicketMade(NamedTuple):
-    """The result of a ticket. ``value()`` decodes it: the batch, or the error or the end in its place.
+    """The result of a ticket. ``value()`` decodes it to a batch, an error, or the end of a stream.
 
-    ``times``: the times of making it.
+    ``times``: the durations of making it.
     """
 
     epoch: int
@@ -46,9 +46,9 @@ class WorkerGone:
     """The end of a worker. ``lost``: the tickets of ``epoch`` that it held. ``working_on``: the ticket that it was
     making.
 
-    ``expected``: True if the worker was asked to leave. ``why``: A sentence for the user. ``hung``: The place in the
-    ticket of a sample that took too long, so that the worker was ended, or None. ``is_reported``: True if another event
-    gives the reason, so that the end of a node or of a template causes one warning.
+    ``expected``: True if the worker was asked to leave. ``why``: A sentence for the user. ``hung``: The position in the
+    ticket of the sample whose time limit ended the worker, or None. ``is_reported``: True if another event gives the
+    reason, so that the end of a node or of a template causes one warning.
     """
 
     pool: str
@@ -104,10 +104,10 @@ class PoolStatus(NamedTuple):
     """The status of a pool.
 
     ``workers``: Numbers of the workers that take tickets.
-    ``requested``, ``running``: Counts of workers that the pool asked the system for, and that serve.
+    ``requested``, ``running``: Counts of workers requested from the system, and of workers that run now.
     ``failed``: The reason why the pool can start no worker at present, or None.
     ``crashes``: Count of unexpected ends since the last result.
-    ``most``, ``why_most``: The number that the system allows once it has refused a worker, and the reason.
+    ``most``, ``why_most``: After a refusal, the maximum workers that the system allows, and the reason.
     """
 
     workers: tuple[int, ...] = ()
@@ -129,7 +129,7 @@ NO_STATUS = PoolStatus()
 class Send(NamedTuple):
     """Send tickets of one queue in one message to a pool: to ``worker``, or to any worker (None).
 
-    ``again``: True if a worker made these tickets before and has died. The random state after them was lost with it.
+    ``again``: True to make tickets again whose worker has died, because the random state after them was lost with it.
     """
 
     pool: str
@@ -187,5 +187,5 @@ class Raise(NamedTuple):
 
 
 ToWorker = Adopt | AskState
-"""Instructions to one worker, void once it has ended."""
+"""Instructions to one worker, ignored if it has ended."""
 Instruction = Send | ToWorker | Scale | EnterEpoch | Discard | Notice | Raise

@@ -1,7 +1,7 @@
-"""Tickets that are made again after the end of their worker, or because another machine takes too long. PURE.
+"""Has tickets made again after the end of their worker, or because another machine takes too long. PURE.
 
-A ticket whose workers died too often is answered by an error. The next ticket of a stream that cannot restart is
-answered by an error, too.
+A ticket that killed too many workers gets an error as its result. So does the next ticket of a stream that cannot be
+restarted.
 
 The end of a worker with a hanging sample does not count against its tickets: another worker makes them again. If the
 same sample hangs again, the ticket is given up, or made without the sample.
@@ -22,22 +22,22 @@ from dpex.schedule.sample_policy import HANGS, leaving_out
 from dpex.schedule.schedule import Schedule, Ticket
 
 CRASHES_IN_A_ROW = 8
-"""Unexpected ends of workers without a result in between, beside one per worker wanted, before the epoch is ended."""
+"""Unexpected worker ends since the last result that are tolerated, beyond one per wanted worker."""
 _MOST_LETTERS = 200
 """Letters of dataset indices in an error message."""
 PATIENCE = 1.0
-"""The consumer waits `PATIENCE` times the mean time of a batch. With a factor of 1 the bound of 2 holds."""
+"""A ticket is late after a wait of `PATIENCE` times the mean batch time. 1 gives the bound stated in `LateTickets`."""
 LEAST_PATIENCE_S = 0.1
-"""Minimum seconds of the wait, because a healthy link may pause for a moment, and batches that take microseconds travel
-in messages of many."""
+"""Minimum seconds of the wait, because a healthy link may pause for a moment, and tiny batches arrive many in one
+message."""
 
 
 class Failures:
-    """The end of a worker: its tickets are made again, given up, or end the epoch.
+    """Handles the end of a worker: its tickets are made again or given up, or the epoch ends with an error.
 
     Attributes:
         deaths: Workers that ended unexpectedly, by pool. Any thread may read it.
-        remade: Tickets that were made again for them. Any thread may read it.
+        remade: Tickets of these workers to be made again. Any thread may read it.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Failures:
         self._iterable = iterable
         self._tolerates = tolerates
         self._hung_in: dict[tuple[int, int, int], set[Place]] = {}
-        """Workers by epoch, ticket and place of the sample that took too long in them."""
+        """Workers in which a sample hung, by the epoch, the ticket and the position of the sample."""
         self.deaths: Counter[str] = Counter()
         self.remade: int = 0
 
@@ -69,7 +69,7 @@ class Failures:
             self._give_up_after_too_many(event)
 
     def _take_back(self, schedule: Schedule, event: WorkerGone) -> tuple[int, list[Ticket]]:
-        """Let the tickets of the worker be made again. Return their number, and the tickets that are given up."""
+        """Requeue the tickets of the worker. Return how many are made again, and the tickets that are given up."""
         held = sum(ticket is not None and ticket.issued for ticket in map(schedule.ticket, event.lost))
         if event.hung is None:
             given_up = schedule.requeue_lost(event.lost, event.working_on)
@@ -87,11 +87,11 @@ class Failures:
             error = _gave_up(ticket, event.why) if event.hung is None else _hangs(ticket, event.why)
             schedule.accept_result(ticket.number, lambda error=error: error)
             if self._iterable:
-                schedule.end_queue(ticket.queue)  # where the stream goes on behind it is not known
+                schedule.end_queue(ticket.queue)  # the position of the stream after this ticket is unknown
         return held - len(given_up), given_up
 
     def _without_what_hangs(self, schedule: Schedule, event: WorkerGone, place: int) -> list[Ticket]:
-        """Leave a sample that hung in several workers out of its ticket. Return the ticket if that cannot be done."""
+        """Remove a sample that hung in `HANGS` workers from its ticket. If impossible, return the ticket to give up."""
         ticket = None if event.working_on is None else schedule.ticket(event.working_on)
         if ticket is None or not ticket.issued:
             return []
@@ -103,11 +103,11 @@ class Failures:
         if index is None:
             return [ticket]
         ticket.index = index
-        workers.clear()  # the sample in its place may hang once, too
+        workers.clear()  # the replacement sample may hang once, too
         return []
 
     def _fail_stream(self, schedule: Schedule, logical: int, event: WorkerGone) -> None:
-        """Put an error at the place of a stream that cannot be restarted, or end the epoch, and go on without it."""
+        """End a stream that cannot be restarted. Its next ticket gets an error; without one, the epoch ends."""
         numbers = sorted(t.number for t in schedule.open_tickets(logical))
         error = WorkerDiedError(
             f"{event.why}; no other worker can continue stream {logical} of the IterableDataset without repeating or "
@@ -163,12 +163,12 @@ class LateTickets:
     (Karlin, Manasse, Rudolph and Sleator, 1988). The first result counts, and the second is dropped, as a batch does
     not depend on the worker that makes it.
 
-    Tickets under way at that moment are late as soon as the consumer waits for them. If all workers are remote, no
+    Other tickets sent before that moment are late as soon as the consumer waits for them. If all workers are remote, no
     ticket is made again, as only these workers may have access to the data.
 
     Attributes:
         made_again: The number of late tickets that local workers made again. Any thread may read it.
-        due_at: Time of the waiting consumer's next check, in seconds; infinite if no ticket could be late.
+        due_at: Time at which the awaited ticket will be late, in seconds; infinite if no check is needed.
     """
 
     def __init__(self, placement: Placement, *, may_make: bool) -> None:

@@ -6,8 +6,8 @@ another worker: it starts from the last state that was reported, and makes its l
 only if its dataset has a state. Datasets are asked for their states after a call of `LogicalWorkers.ask_states`. Before
 it, the state of a dataset counts as its state at the start.
 
-Each worker takes an equal part of the logical workers. A logical worker that finds no such place waits until no worker
-has started or ended for `CROWD_AFTER_S`, and then shares the worker that has the fewest logical workers.
+Each worker takes an equal part of the logical workers. If all workers have their part, other logical workers wait until
+no worker has started or ended for `CROWD_AFTER_S`. Then each shares the worker that has the fewest logical workers.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LogicalWorkers:
             log.resume_at(logical)
 
     def stream_ended(self, epoch: int, ticket: Ticket) -> None:
-        """Note that a stream had nothing more for this ticket."""
+        """Note that a stream ended at this ticket."""
         self.logs[ticket.queue].add_end(epoch, ticket.number, ticket.index)
 
     # -- placing and sending -------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class LogicalWorkers:
     # -- workers that come and end -------------------------------------------------------------------------------
 
     def worker_up(self, now: float) -> None:
-        """A worker came up at ``now``: look at all queues for something to send."""
+        """Note that a worker started at ``now``. Any queue may have tickets to send to it."""
         self._changed_at = now
         if self.count:
             self._placement.dirty.update(range(self.count))
@@ -179,7 +179,7 @@ class LogicalWorkers:
         Args:
             event: The report of a worker.
             epoch: The present epoch.
-            first: The number of its next batch.
+            first: The number of the next batch in that epoch.
         """
         log = self.logs[event.logical]
         self.untold.discard(event.logical)
@@ -191,18 +191,18 @@ class LogicalWorkers:
         return sum(not log.is_known for log in self.logs)
 
     def broken_by(self, place: Place, schedule: Schedule, working_on: int | None) -> list[int]:
-        """Return the running streams of a worker that ended which cannot be restarted, as they have no state.
+        """Return the running streams of an ended worker that cannot be restarted, because they have no state.
 
-        A stream of which no batch of this epoch was begun starts anew. ``working_on``: the ticket that was being made.
+        A stream starts anew if none of its batches was begun in this epoch. ``working_on``: the ticket being made.
         """
         if not self._iterable:
             return []
         return [k for k in self.placed_on(place) if not self.logs[k].is_known and schedule.is_in_midst(k, working_on)]
 
     def evict(self, place: Place, now: float) -> None:
-        """A worker has ended at ``now``: its logical workers have none until they are placed anew."""
+        """Take the logical workers off a worker that ended at ``now``. They wait to be placed again."""
         if self._changed_at is not None:
-            self._changed_at = now  # a worker in its place has `CROWD_AFTER_S` to come up
+            self._changed_at = now  # a replacement has `CROWD_AFTER_S` to start
         for logical in self.placed_on(place):
             self._placement.dirty.add(logical)
             self._place_of[logical] = None

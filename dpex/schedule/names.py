@@ -1,6 +1,6 @@
 """Names and attributes of the user's own objects. PURE.
 
-Apart from the code that uses them, as folders of many layers share them.
+They have a module of their own because folders of several layers use them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def attribute(thing: Any, name: str) -> Any:
     """Return ``thing.name``, or None if the attribute is missing or reading it raises any exception.
 
     A dataset may forward unknown attributes to a table and raise KeyError, and may hold a dead weak proxy or a stand-in
-    for something that is not there. All attributes that dpex reads of such objects and torch does not are read here.
+    for a missing object. dpex uses this function for every attribute of such objects that torch does not read.
     """
     try:
         return getattr(thing, name, None)
@@ -51,7 +51,7 @@ def lanes(batch_size: int, concurrency: int) -> int:
 READING = ("__getitem__", "__getitems__")
 _NO_DATASETS = (str, bytes, bytearray, list, tuple, dict, range)
 _MOST_DATASETS = 64
-"""Objects in a dataset that are looked at."""
+"""Maximum number of objects in a dataset that are inspected."""
 
 
 def is_asynchronous(dataset: Any) -> bool:
@@ -71,7 +71,7 @@ def async_datasets(dataset: Any) -> list[Any]:
 
 
 def reads_either_way(dataset: Any) -> bool:
-    """Return True of an `AsyncDataset`."""
+    """Return True for an `AsyncDataset`."""
     return hasattr(type(dataset), "reads_either_way")
 
 
@@ -85,7 +85,7 @@ def _is_async_itself(dataset: Any) -> bool:
 def with_inner_datasets(dataset: Any) -> Iterator[tuple[Any, bool]]:
     """Yield a dataset, and the datasets that it holds as attributes or in ``datasets``, at any depth.
 
-    Each comes with True if only wrappers of torch are around it, which hand on samples unchanged.
+    The second value is True if only torch's wrappers enclose the dataset, which pass samples on unchanged.
     """
     waiting, seen = [(dataset, True)], {id(dataset)}
     for each, is_torchs in waiting:

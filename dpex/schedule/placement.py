@@ -6,9 +6,9 @@ worker go to the worker that `LogicalWorkers` names. A sent ticket counts to the
 
 A message counts as sent once its `Send` is among the instructions. When a pool refuses it, `Placement.refused` takes
 back the message and all later messages to the same receiver, so that tickets keep their order. The next attempt at this
-receiver is a single message, so a full receiver costs one attempt instead of one per waiting ticket. The pool's limit
-becomes the number of tickets that it had, and one message more. It grows with each message that the pool takes. A pool
-that refused gets no other message until one of its tickets returns, so that other pools make the waiting tickets.
+receiver is a single message, so a full receiver costs one attempt instead of one per waiting ticket. The pool may then
+have as many tickets as before the refusal, plus one message. This limit grows with each message that the pool takes. A
+pool that refused gets no message until one of its tickets returns, so that other pools make the waiting tickets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Placement:
 
     Args:
         settings: Workers and prefetch from the start.
-        rules: How far ahead the pass runs, and how many tickets a message holds.
+        rules: The rules for the prefetch and the message size.
     """
 
     def __init__(self, settings: Settings, rules: PrefetchRules) -> None:
@@ -62,13 +62,13 @@ class Placement:
         self._now = 0.0
         """Time of the latest call of `issue`, in seconds."""
         self._carrier: dict[int, str] = {}
-        """The pool that was sent a ticket last, by its number."""
+        """The pool to which a ticket was last sent, by ticket number."""
         self._sent_at: dict[int, float] = {}
-        """Time of sending a ticket to another machine, in seconds, by the ticket's number."""
+        """Time at which a ticket was sent to another machine, in seconds, by ticket number."""
         self._full: set[tuple[str, int]] = set()
         """Workers, with their pools, that refused the latest message."""
         self._room: dict[str, tuple[int, int]] = {}
-        """By pool that refused: how many tickets it may have, and by how many this grows with the next attempt."""
+        """The limit of tickets of each pool that refused a message, and the next increment of this limit."""
         self._paused: set[str] = set()
         """Pools that refused a message for any worker, and from which no ticket has come back since."""
 
@@ -87,8 +87,8 @@ class Placement:
     def update_status(self, pool: str, status: PoolStatus) -> None:
         """Take in the status of a pool, which has changed. Tickets that the pool refused are offered again.
 
-        A pool that can start no worker causes a warning here only if other pools continue. Otherwise the error, or the
-        warning of the workers that take over, has the reason.
+        Warn of a pool that can start no worker only if other pools continue. Otherwise the error that ends the epoch,
+        or the warning that local workers take over, gives the reason.
         """
         had_failed = self.pools.get(pool, NO_STATUS).failed is not None
         self.pools[pool] = status
@@ -180,7 +180,7 @@ class Placement:
         return True
 
     def hand_back(self) -> None:
-        """Release the local workers that took over, once remote workers run in the number replaced, or wanted."""
+        """Release the local workers that took over, once enough remote workers run to replace them."""
         remote = self.pools.get(REMOTE)
         if not self._took_over or remote is None or remote.running < min(self._took_over, self.settings.remote):
             return
@@ -194,7 +194,7 @@ class Placement:
     def give_up_without_workers(self) -> None:
         """End the epoch if every pool that is wanted has failed and no worker is left, as it would wait for ever.
 
-        A failed cluster may have workers again one day. Only local workers can bridge that time.
+        A failed cluster may recover later, but until then only local workers could make batches.
         """
         wanted = [(name, self.pools.get(name, NO_STATUS)) for name, count in self.wanted.items() if count]
         reasons = [_why_none_can_come(name, status) for name, status in wanted]
@@ -210,7 +210,7 @@ class Placement:
         """
         self._now = now
         if self._paused:
-            self._paused = {pool for pool in self._paused if self.load[pool]}  # from the others a ticket comes back
+            self._paused = {pool for pool in self._paused if self.load[pool]}  # without a ticket, none can come back
         self._issue_shared(schedule, epoch, starving)
 
     def issue_elsewhere(self, schedule: Schedule, epoch: int) -> None:
@@ -235,7 +235,7 @@ class Placement:
         self.dirty.clear()
 
     def _is_beyond_room(self, pool: str) -> bool:
-        """Return True if the pool has more tickets now than when it last refused. Then raise its limit."""
+        """Return True if the pool has more tickets than its limit after a refusal. Then raise the limit."""
         load, (room, more) = self.load[pool], self._room.get(pool, (math.inf, 1))
         if load > room:
             self._room[pool] = load + more, 2 * more
@@ -255,7 +255,7 @@ class Placement:
         return best
 
     def send(self, schedule: Schedule, message: Send, count: int) -> bool:
-        """Send ``count`` waiting tickets as ``message``. Return False if the receiver should get no other one now."""
+        """Send ``count`` waiting tickets as ``message``. Return False if the receiver should get no more now."""
         message.tickets.extend(schedule.issue_tickets(count, message.queue))
         self.instructions.append(message)
         self._on_its_way(message.tickets, message.pool)
@@ -273,7 +273,7 @@ class Placement:
             self._sent_at.update({ticket.number: self._now for ticket in tickets})
 
     def remove_ticket(self, number: int) -> None:
-        """Take note of a ticket that came back, made or lost."""
+        """Remove a ticket from the load of its pool: it was made, lost or taken back."""
         carrier = self._carrier.pop(number, None)
         if carrier is not None:
             self.load[carrier] -= 1
@@ -284,18 +284,18 @@ class Placement:
     # -- made again ----------------------------------------------------------------------------------------------
 
     def sent_at(self, number: int) -> float | None:
-        """Return when another machine was sent that ticket, in seconds; None if no other machine was sent it last."""
+        """Return when the ticket was sent, in seconds; None if its latest receiver is not on another machine."""
         return self._sent_at.get(number)
 
     def make_elsewhere(self, ticket: Ticket, epoch: int, pool: str) -> None:
-        """Have any worker of ``pool`` make a ticket that another pool holds, and may still answer.
+        """Have any worker of ``pool`` make a ticket that another pool holds and may still deliver.
 
-        The ticket counts to the load of the pool that was sent it last.
+        From now on the ticket counts to the load of ``pool``.
         """
         paused = set(self._paused)
         self.instructions.append(Send(pool, None, ticket.queue, epoch, [ticket]))
         self.remove_ticket(ticket.number)
-        self._paused |= paused  # no ticket came back from there
+        self._paused |= paused  # no ticket came back, so the pauses continue
         self._on_its_way([ticket], pool)
 
     # -- refusals ------------------------------------------------------------------------------------------------
@@ -303,11 +303,11 @@ class Placement:
     def refused(self, schedule: Schedule, send: Send) -> list[Send]:
         """Take back a message and all later ones to the same receiver. Return them, the latest first.
 
-        Their pool gets nothing while others have room.
+        After a refusal for any worker, the pool is paused if there are other pools.
         """
         pool, worker = send.pool, send.worker
         back = [one for one in self.instructions if isinstance(one, Send) and (one.pool, one.worker) == (pool, worker)]
-        back.reverse()  # so that each ticket waits before the tickets that came back earlier
+        back.reverse()  # latest first, so that earlier tickets return in front of later ones
         for message in back:
             self.dirty.add(message.queue)
             if not message.again:

@@ -1,13 +1,13 @@
 """The prefetch of an epoch, and the number of tickets in a message. PURE; knows no pool.
 
 The prefetch is the maximum number of batches that are drawn and not yet delivered. It is PyTorch's ``num_workers *
-prefetch_factor``: a dataset may read data that the training changes, such as a tensor in shared memory, and then a
-batch is as old as the prefetch. A wider prefetch for groups of tiny batches was tried: it made twice as many batches,
-and batches of a replay buffer in shared memory were up to 149 steps old. The exceptions are:
+prefetch_factor``, because a dataset may read data that the training changes, such as a replay buffer in shared memory.
+A batch of it is as many steps old as the prefetch. A wider prefetch for groups of tiny batches was tried. It made twice
+as many batches, but batches of a replay buffer were up to 149 steps old. The exceptions are:
 
 * An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is exact.
 * Remote workers have a long round trip, and share no memory with the training. Each has `REMOTE_PREFETCH` batches in
-  flight, within `REMOTE_BYTES`, if the sampler does not show how far ahead it is drawn (see `draws_ahead_safely`).
+  flight, within `REMOTE_BYTES`, if drawing the sampler ahead cannot be observed (see `draws_ahead_safely`).
 * ``memory_budget`` limits the drawn tickets. A finished batch counts with its bytes, and an unfinished ticket with the
   bytes of the largest batch so far. A later batch may be larger and exceed the budget. Therefore each worker then has
   only a few tickets (`BUDGETED_LOCAL`, `BUDGETED_REMOTE`), one per message.
@@ -52,7 +52,7 @@ _LEAST_SEEN = 8
 
 
 class PrefetchRules:
-    """Averages of the batches so far, which forget slowly, and the rules that depend on them.
+    """Moving averages of the time and bytes of batches, and the rules that depend on them.
 
     Args:
         logical: True if tickets belong to logical workers.

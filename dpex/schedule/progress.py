@@ -4,9 +4,9 @@ After a death, a logical worker starts from its latest state and makes the later
 later needs the state after the last batch that was *delivered*, and workers are ahead of the delivery. So the latest
 state that is not ahead of the delivery is kept, and all later states (`LogicalLog.forget_before`).
 
-A stream whose dataset has no state has only a count: the delivered batches of this epoch, in all runs. A later run
-reads these batches again and drops them. A dataset that could be asked for its state, and has not been asked yet, has
-the state None, as at its start.
+For a stream whose dataset has no state, only the delivered batches of this epoch are counted, over all runs. A later
+run reads these batches again and drops them. If a dataset has a state that was not requested yet, the state is None,
+as at its start.
 
 All tickets of a stream have the same index, and their numbers are equal steps apart. Tickets are kept as runs of equal
 steps (`TicketRuns`), because a list of the tickets of many hours would grow without end.
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 START = (-1, -1)
-"""Place of a state that was reported before the first ticket."""
+"""Epoch and ticket number of a state that was reported before the first ticket."""
 
 
 class MadeTicket(NamedTuple):
@@ -37,7 +37,7 @@ batch."""
 
 
 class TicketRun(NamedTuple):
-    """Tickets of an epoch with these numbers, all asked for ``index``."""
+    """Tickets of one epoch that have the same index, and numbers that are equal steps apart."""
 
     epoch: int
     numbers: range
@@ -47,7 +47,7 @@ class TicketRun(NamedTuple):
         return (MadeTicket(self.epoch, number, self.index) for number in self.numbers)
 
     def continues(self, epoch: int, number: int, index: Any) -> bool:
-        """Return True if a ticket that was made after all of these continues ``numbers`` by one more step."""
+        """Return True if a later ticket continues this run: it has the same epoch and index, and the next number."""
         numbers = self.numbers
         is_step = number == numbers[-1] + numbers.step if len(numbers) > 1 else number > numbers[0]
         return is_step and epoch == self.epoch and _are_of_a_stream(index, self.index)
@@ -123,11 +123,11 @@ class LogicalPoint:
     """The stream has no more batches."""
 
     def going_on(self, epoch: int, first: int) -> LogicalPoint:
-        """Return the point for a pass that goes on at ticket ``first``.
+        """Return the point for a pass that resumes at ticket ``first``.
 
-        A stream that ended ahead of its turn has its end among the tickets to be made again. That number may be another
-        stream's in the pass to come; this stream finds its end there anew. All other tickets of the epoch were
-        delivered, and get numbers before ``first``, because out of order they may have had later ones.
+        If a stream ended ahead of its turn, the last ticket in ``again`` is its end. It is dropped, because the resumed
+        pass may give its number to another stream; the stream then finds its end anew. The other tickets of the epoch
+        were delivered. They get numbers before ``first``, because out of order they may have had later numbers.
         """
         again, is_over = self.again, self.has_ended
         if is_over and again and again[-1][:2] >= (epoch, first):
@@ -151,11 +151,11 @@ class LogicalLog:
         self._made: deque[MadeTicket] | TicketRuns = TicketRuns() if is_stream else deque()
         self._batches = 0
         self._start: Any = None
-        """The state from which a worker starts a stream without a state in an epoch that another run began."""
+        """The state from which a stream starts if an earlier run began its epoch and no state was reported in it."""
 
     @property
     def is_known(self) -> bool:
-        """Return True if a state was reported, or could be asked for."""
+        """Return True if a state was reported. None counts: the dataset has a state that was not requested yet."""
         return bool(self._states)
 
     def begin_epoch(self) -> None:
@@ -171,15 +171,15 @@ class LogicalLog:
             made.append(made_ticket_of(MadeTicket, (epoch, number, index)))
 
     def add_end(self, epoch: int, number: int, index: Any) -> None:
-        """Note that the stream had no more at this ticket, which is made again unless a later state is reported.
+        """Note that the stream ended at this ticket, which is made again unless a later state is reported.
 
-        A dataset may get ready for its next epoch there. Without that, it would begin the next one at its end.
+        A dataset may prepare its next epoch when it ends. If that were skipped, its next epoch would start at the end.
         """
         if self._states:
             self.add_made(epoch, number, index)
 
     def add_state(self, epoch: int, number: int, state: Any) -> None:
-        """Take in the state after that ticket.
+        """Add the state after ticket ``number`` of ``epoch``.
 
         A state after an earlier ticket than the latest is ignored. A second state after the same ticket replaces the
         first, because it may also hold the state of the dataset, which was asked for meanwhile.
@@ -213,7 +213,7 @@ class LogicalLog:
             epoch: The present epoch.
             first: The number of the next ticket to be delivered.
             delivered: Its batches that were delivered in this run.
-            has_ended: The stream has no more.
+            has_ended: The stream has no more batches.
         """
         known = [(place, state) for place, state in self._states if place < (epoch, first)]
         place, state = known[-1] if known else (START, None)
@@ -242,13 +242,13 @@ class ResumePoint:
     first: int = 0
     """The number of the next batch."""
     ahead: frozenset[int] = field(default_factory=frozenset)
-    """Batches delivered out of order, before the next batch in turn."""
+    """Numbers of later batches that were already delivered, out of order."""
     turn: int = 0
     """The logical worker whose turn it is."""
     logicals: tuple[LogicalPoint, ...] = ()
     """The point of each logical worker; empty where any worker makes any ticket."""
     read: ResumePoint | None = None
-    """The point of the pass of the reading workers, if this pass draws from it in place of a sampler; else None."""
+    """The point of the pass that reads the stream, if other workers decode it; else None."""
 
     def next_epoch(self) -> ResumePoint:
         """Return where the next epoch of the same iterator begins."""

@@ -11,7 +11,7 @@ from dpex.errors import OptionError
 
 OnSampleError = Literal["raise", "skip", "replace"]
 HANGS = 2
-"""Workers that a sample may hang in, one after the other, because a network or a disk may have paused for the first."""
+"""Workers in which a sample hangs before ``on_error`` decides: a network or disk may have paused for the first one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,8 @@ class SamplePolicy:
             in torch. ``"skip"``: another sample of the same batch takes its place, and is in the batch twice.
             ``"replace"``: another sample of the dataset takes its place. Batches stay full and ranks in step. The first
             failure is a warning; all are logged, counted (``stats().failed_samples``) and named in the diagnosis.
-        max_errors: The maximum share of samples that may fail, from 0 to 1, beyond the first ten; 1 %. More raise
-            `TooManySampleErrors`.
+        max_errors: The maximum share of samples that may fail, from 0 to 1; 1 % by default. More raise
+            `TooManySampleErrors`. Ten failures are always allowed.
         timeout_s: Seconds that loading a sample may take. A worker that takes longer is ended, with a warning that
             shows its stack, and another worker makes the batch again. If the sample hangs there, too, ``on_error``
             decides; with ``"raise"`` the error is a `SampleTimeoutError`. Workers are then processes. None: no limit.
@@ -74,9 +74,9 @@ ALL_AT_ONCE = -1
 
 @dataclass(frozen=True, kw_only=True)
 class LeavingOut:
-    """An index of a batch, and why its samples at some places are not to be loaded.
+    """An index of a batch, and the reasons why the samples at some positions in it are not to be loaded.
 
-    `ALL_AT_ONCE` among the places: loading them together took too long, so they are to be loaded one by one.
+    `ALL_AT_ONCE` as a position: loading all samples together took too long, so they are to be loaded one by one.
     """
 
     index: Any

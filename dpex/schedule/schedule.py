@@ -163,7 +163,7 @@ class Schedule:
             self.end_queue(queue)
 
     def pass_over(self, index: Any) -> None:
-        """Draw a ticket that was delivered before."""
+        """Draw a ticket that an earlier run has delivered, so that it is not made."""
         ticket = self.draw(index)
         self._close(ticket)
 
@@ -184,7 +184,7 @@ class Schedule:
         return first, frozenset(range(first, self.drawn)) - waiting
 
     def queue_of(self, number: int) -> int:
-        """Return the queue of a ticket that is not delivered, or whose turn is next."""
+        """Return the queue of an undelivered ticket; for any other number, the queue whose turn is next."""
         kept = [batch for batch in self._not_returned if batch.number == number]
         found = self._open.get(number) or self._ready.get(number) or next(iter(kept), None)
         return self._turn if found is None else found.queue
@@ -229,7 +229,7 @@ class Schedule:
                 ticket.issued = False
 
     def _requeue(self, ticket: Ticket) -> None:
-        """Let a ticket wait in its place."""
+        """Put a ticket back into its queue, in the order of numbers."""
         waiting = self._pending[ticket.queue]
         if not waiting or ticket < waiting[0]:  # mostly: the ticket was taken from this queue's front
             waiting.appendleft(ticket)
@@ -293,7 +293,7 @@ class Schedule:
     # -- delivering ----------------------------------------------------------------------------------------------
 
     def pop(self) -> MadeBatch | None:
-        """Return the next batch for the consumer, which counts as delivered then; None while it is not made yet."""
+        """Deliver the next batch and return it; None if it is not made yet."""
         delivery = self.peek()
         if delivery is not None:
             self.deliver(delivery)
@@ -313,7 +313,7 @@ class Schedule:
         return None
 
     def deliver(self, batch: MadeBatch, thread: int = 0) -> None:
-        """Deliver what `peek` returned. It is in the hand of ``thread`` until the caller has it."""
+        """Deliver the batch that `peek` returned. With ``thread``, it is in `in_hand` until the caller removes it."""
         number = batch.number
         if thread:
             self.in_hand[thread] = batch

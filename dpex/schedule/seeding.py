@@ -18,7 +18,7 @@ SEEDINGS = ("worker", "batch")
 
 
 def mix64(value: int) -> int:
-    """Finaliser of SplitMix64, of the lower 64 bits of ``value``: a bijection; each bit in reaches each bit out."""
+    """Finaliser of SplitMix64 for the lower 64 bits of ``value``: a bijection; each bit in affects each bit out."""
     value &= _MASK64
     value = ((value ^ (value >> 30)) * _MIX[0]) & _MASK64
     value = ((value ^ (value >> 27)) * _MIX[1]) & _MASK64

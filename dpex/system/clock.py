@@ -1,4 +1,4 @@
-"""Time as an argument, for all folders. Tests pass a clock that they turn by hand."""
+"""The clock that all folders pass as an argument. Tests pass a clock of their own, which they advance."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Clock = Callable[[], float]
 
 
 def _of_another_instance() -> Clock:
-    """Return `time.perf_counter` of an instance of the module ``time`` that only dpex has.
+    """Return `time.perf_counter` of a private instance of the module ``time``.
 
-    Tests of users stop or move the clock: freezegun replaces the functions of ``time`` in every module that holds them.
-    Waits of dpex end by the time that really passes.
+    Users' tests may stop or move the clock: freezegun replaces functions of ``time`` in every module that refers to
+    them. Timeouts of dpex must follow real time.
     """
     spec = find_spec("time")
     assert spec is not None

@@ -1,10 +1,10 @@
-"""Keep torch.compile from tracing dpex, as it traces no frame of torch's own loader.
+"""Keep torch.compile from tracing dpex, just as it does not trace torch's own loader.
 
-torch leaves out its own files by their names. Other code can only ask, in each function: `is_dynamo_compiling` returns
-True while the function is traced, and has no effect otherwise. `torch.compiler.disable` imports the compiler, which
-takes seconds, so it is called only where a function is traced.
+torch skips its own files by their names. Other code must test in each function whether it is being traced
+(`is_dynamo_compiling`). `torch.compiler.disable` imports the compiler, which takes seconds, so it is called only while
+a function is traced.
 
-`dpex run` imports this module while torch is being imported, so no name is taken from torch before a call.
+`dpex run` imports this module while torch is being imported, so torch's attributes are read only within calls.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Directories in which processes find each other: the user's own ones, and checks that one is safe to write into.
+"""Directories in which processes announce their metrics, and checks that such a directory is safe to use.
 
-Processes announce their metrics in `own_directories`. These stay when they are empty, as Prometheus watches them and
-containers mount them.
+Processes use one of `own_directories`. Empty directories are not removed, because Prometheus may watch them, and
+containers may mount them.
 
 A user who can change such a directory decides which addresses Prometheus and ``dpex top`` ask, and a symbolic link of
-another user leads writers astray. So a directory is opened once and checked as it was opened, and files are made in the
-opened directory. Directories of this user are made with access for this user alone.
+another user could redirect writes. So a directory is opened once and checked by its descriptor, and files are created
+relative to this descriptor. Directories that dpex creates are accessible for this user only (mode 700).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 
 DIRECTORY_VARIABLE = "DPEX_METRICS_DIR"
 LONGEST_FILE = 65536
-"""More than any announcement has."""
+"""Maximum bytes of an announcement that is read. dpex writes shorter ones."""
 _REMEDY = f"remove it, or give a directory of yours by MetricsConfig(directory=...) or {DIRECTORY_VARIABLE}"
 
 
 def own_directories(environment: Mapping[str, str]) -> list[Path]:
-    """Return the directories of this user, the usual one first; the next is used if another user has taken a name.
+    """Return the directories of this user, the preferred one first. The next is used if another user owns that path.
 
-    The first goes with the session, the second with the machine's temporary files, the last is in the home directory.
+    The first is deleted with the session, the second with temporary files. The last is in the user's cache directory.
     """
     found = []
     runtime = environment.get("XDG_RUNTIME_DIR")
@@ -72,7 +72,7 @@ def make_directory(directory: Path, *, own: bool) -> None:
 
 @contextlib.contextmanager
 def open_directory(directory: Path, *, own: bool) -> Iterator[int]:
-    """Yield the descriptor of a directory. With ``own``, only this user may be able to change it, else only its owner.
+    """Yield the descriptor of a directory. With ``own``, only this user may be able to change it; see `_check_owner`.
 
     Raises:
         OSError: it cannot be opened. PermissionError: it is not safe; the message gives the reason and the remedy.
@@ -97,8 +97,8 @@ def _check_links(path: Path) -> None:
 
 
 def _check_owner(directory: Path, found: os.stat_result, *, own: bool) -> None:
-    """Check the owner and the mode of a directory. Root may use other users' directories if they are given, because a
-    container may have directories of its host."""
+    """Check the owner and the mode of a directory. Without ``own``, root may use other users' directories, because a
+    container may mount directories of its host."""
     me = os.getuid()
     if found.st_uid != me and (own or (found.st_uid != 0 and me != 0)):
         raise PermissionError(f"{directory} is another user's (number {found.st_uid}): {_REMEDY}")
@@ -109,7 +109,7 @@ def _check_owner(directory: Path, found: os.stat_result, *, own: bool) -> None:
 
 
 def write_file(directory: Path, name: str, text: str, *, own: bool) -> None:
-    """Put a file there at once and whole: this user's alone to read with ``own``, else for all. Raises OSError."""
+    """Write a file atomically. With ``own`` only this user may read it, otherwise all users. Raises OSError."""
     temporary = f"dpex-{secrets.token_hex(8)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open_directory(directory, own=own) as inside:
@@ -125,8 +125,8 @@ def write_file(directory: Path, name: str, text: str, *, own: bool) -> None:
 
 
 def read_file(path: Path) -> str:
-    """Return the text of a file of such a directory, without waiting. Other users may have written anything to the
-    directory.
+    """Return the text of a file in an announcement directory, without blocking. The file may be of any user and have
+    any content.
 
     Raises OSError, also for anything but a regular file, and ValueError if the content is too long or no text.
     """

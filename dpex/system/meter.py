@@ -1,15 +1,15 @@
-"""The machine, as it is measured for windows of the tuner, for a diagnosis and for the limits of memory.
+"""Measure CPUs, run queues and memory of the machine, for the tuner, for a diagnosis and for memory limits.
 
 The readings come from ``/proc`` (proc(5)) and from cgroups.
 
-- *Between two moments*: what this process, its workers and other programs took of the CPUs. `read_machine` reads the
-  kernel's counts at each end, and `MachineCounts.completed` adds their difference to the reading between them.
+- *Between two moments*: the CPU time of this process, its workers and other programs. `read_machine` reads the kernel's
+  counts at both moments, and `MachineCounts.completed` adds their difference to the reading between them.
 
 - *Run queues*: the time in which workers and the training thread could have run and had no CPU.
   ``/proc/<pid>/task/<tid>/schedstat`` holds nanoseconds on a CPU, nanoseconds on a run queue, and slices. Some kernels
-  do not keep it. Of many workers, some are read and stand for all. The result is a ratio, `RunQueueTimes.delay`: in a
-  window, workers also make batches whose results come later. So seconds on run queues cannot be subtracted from the
-  wall times of batches, but they can in proportion to CPU times.
+  lack it. If there are many workers, only a sample of them is read. The result is a ratio, `RunQueueTimes.delay`, which
+  is applied to the CPU time of batches. Seconds on run queues cannot be subtracted from the wall times of batches,
+  because in a window workers also make batches whose results arrive later.
 
 - *Now*: the CPU time and the memory that the machine has to spare. One thread, the tuner's, uses `MachineMeter`, which
   limits how often it reads each source.
@@ -42,14 +42,14 @@ OTHERS_FIRST_S = 0.1
 MEMORY_EVERY_S = 1.0
 """Seconds between readings of the free memory."""
 WORKER_EVERY_S = 5.0
-"""Seconds between readings of the workers' memory. The kernel adds up the pages of each in a millisecond or two."""
+"""Seconds between readings of the workers' memory. The kernel takes 1 to 2 ms to add up the pages of one."""
 _MOST_READ = 8
 """Processes whose memory is read for one median."""
 _PROC = Path("/proc")
 _IDLE = slice(3, 5)
-"""Places of the times in which a CPU was idle or waited for a disk, in its line of ``/proc/stat``."""
+"""Indices in a CPU's line of ``/proc/stat`` of the times in which it was idle or waited for a disk."""
 _GUESTS = 8
-"""Place in the same line from which times repeat: the times of virtual machines, which earlier places contain."""
+"""Index in this line from which on times are left out: those of virtual machines, which earlier times include."""
 _ASKED = 16
 """Maximum processes that are read. They are evenly spread among all."""
 _THREADS_ASKED = 128
@@ -95,8 +95,8 @@ class QueueTimes:
     def since(self, then: QueueTimes) -> RunQueueGrowth:
         """Return the times between two readings. Threads that have ended in between are left out.
 
-        Processes that were not read before count with all their times. In the first window of workers there are no
-        others, and decisions rest on it.
+        Processes that were not read before count from their start. In the first window of workers this holds for all of
+        them, and decisions depend on that window.
         """
         known = [_grown(then.by_pid.get(pid, {}), threads) for pid, threads in self.by_pid.items()]
         workers = total_times(known) if known else None
@@ -198,7 +198,7 @@ def busy_s(cpus: Collection[int], proc: Path = _PROC) -> float:
 
 
 def _spent_s(pids: Iterable[int]) -> float:
-    """Return the CPU seconds of this process and of these. A process that has ended counts 0."""
+    """Return the CPU seconds of this process and of ``pids``. A process that has ended counts 0."""
     ticks = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -212,7 +212,7 @@ def _affinity() -> Collection[int]:
 
 
 def private_bytes(pids: Collection[int]) -> float:
-    """Return the median of the memory that these processes have for themselves, the lower one of two; 0: unknown."""
+    """Return the median private memory of the first `_MOST_READ` of these processes (the lower median); 0: unknown."""
     found = []
     for pid in list(pids)[:_MOST_READ]:
         with contextlib.suppress(OSError):
@@ -253,7 +253,7 @@ def cpu_used(pids: Iterable[int]) -> CpuUse | None:
 
 
 def others_s(now: CpuUse, before: CpuUse, parts: float) -> float:
-    """Return the CPU seconds of other programs on this rank's part of the machine, of which there are ``parts``.
+    """Return the CPU seconds of other programs on this rank's part of the machine, which has ``parts`` equal parts.
 
     The other parts are assumed to be used as much as this one, because they run the same program.
     """
@@ -268,7 +268,7 @@ class MachineCounts:
     """The kernel's counts at one moment.
 
     Attributes:
-        at: When, in seconds.
+        at: Time of the counts on the monotonic clock, in seconds.
         cpu_s: CPU seconds of this process.
         queued: Times of threads on a CPU, and on run queues.
         used: CPU seconds of all programs, and of this process with its workers; None: not asked, or unknown.
@@ -315,7 +315,7 @@ def read_machine(pids: Collection[int], thread: int, own: Collection[int] | None
     Args:
         pids: Workers whose run queues are read.
         thread: The native id of the training thread; 0: unknown.
-        own: The local workers, which are no other programs; None: other programs are not asked for.
+        own: The local workers, which do not count as other programs; None: other programs are not measured.
     """
     queued = read_queue_times(pids, thread)
     return replace(read_own_cpu(), queued=queued, used=None if own is None else cpu_used(own))
@@ -332,8 +332,7 @@ def with_queue(pool: PoolReading, ran: RunQueueTimes | None) -> PoolReading:
 class MachineMeter:
     """Reads the machine for the tuner.
 
-    The ranks of a machine have an equal part of its CPUs each, and ranks that share their batches have one part
-    together.
+    Each rank has an equal part of the machine's CPUs. Ranks that share their batches have one part together.
     """
 
     def __init__(self, clock: Clock = monotonic) -> None:
@@ -373,10 +372,10 @@ class MachineMeter:
         }
 
     def _measure_worker(self, now: float, pids: tuple[int, ...], workers: int) -> None:
-        """Measure the private memory of workers; the median is the cost of one more.
+        """Measure the private memory of workers. Their median estimates the memory of one more worker.
 
-        The worker that started first has a copy of the dataset's objects which the others share, so the largest says
-        nothing of the next. Copies of objects grow during an epoch, so an earlier, larger median still counts.
+        The maximum would be too large, because the first worker has a copy of the dataset's objects that others share.
+        Copies of objects grow during an epoch, so an earlier, larger median decays by only 10 % per reading.
         """
         if now - self._worker_at >= WORKER_EVERY_S and pids:
             self._worker_at = now
@@ -389,7 +388,7 @@ class MachineMeter:
         used = cpu_used(pids)
         if used is None:
             return
-        if self._used is not None and not self._pids - pids:  # of workers that ended, the CPU time is not known
+        if self._used is not None and not self._pids - pids:  # the CPU time of workers that ended is unknown
             seconds = now - self._others_at
             self._others_s = min(self.cpus * seconds, others_s(used, self._used, self._parts))
             self._others_over_s = seconds

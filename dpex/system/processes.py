@@ -1,9 +1,9 @@
 """Notice the end of a process, and the forks of this process.
 
-A forked child inherits every iterator that is alive. If it read from one, it would take its parent's messages. A lock
-that another thread held during the fork is never released in the child. So `notify_in_forks` has a method of such
-objects called in each child, before any of the child's own code runs. Comparing process ids instead would cost a system
-call for each batch.
+A forked child inherits every iterator that is alive. If the child read from an iterator, it would take its parent's
+messages. A lock that another thread held during the fork is never released in the child. So `notify_in_forks` registers
+objects whose method ``inherited`` is called in each child, before any of the child's own code runs. Comparing process
+ids instead would cost a system call for each batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Warnings that point at the user's own line, and text on terminals that lack letters, for all folders."""
+"""Warnings that point at the user's own line, and output to streams that cannot encode all characters."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _said: set[str] = set()
 
 
 def replace_unencodable(stream: TextIO) -> None:
-    """Have letters that this stream cannot write become "?" instead of an error, because a job's output may be ASCII
-    only."""
+    """Make the stream write "?" for characters that it cannot encode, instead of raising an error. The output of a job
+    may be ASCII only."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")

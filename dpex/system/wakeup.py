@@ -1,8 +1,8 @@
-"""The wait of a thread: for descriptors of its choice, and for a wakeup that any thread may ring.
+"""Let a thread sleep until a descriptor of its choice is readable, or any thread rings.
 
 `Wakeup.set_descriptors` and `Wakeup.sleep` are for one thread at a time. A ring while no thread sleeps ends the next
-sleep at once. Several rings count as one. The thread that holds the lock may take it again, as a garbage collection or
-a signal may ring anywhere.
+sleep at once. Several rings count as one. The lock is reentrant, because a garbage collection or a signal handler may
+ring at any point.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Wakeup:
                 os.eventfd_write(self._descriptor, 1)
 
     def set_descriptors(self, descriptors: Iterable[int]) -> None:
-        """Let only these descriptors end a sleep from now on, when they become readable."""
+        """Set the descriptors that end a sleep when they become readable. They replace those of the previous call."""
         watched = (self._descriptor, *descriptors)
         if watched != self._watched:
             self._watched, self._poll = watched, select.poll()
@@ -46,7 +46,7 @@ class Wakeup:
                 self._was_rung = True
 
     def clear(self) -> None:
-        """Forget the ring that has ended the last sleep, if one has."""
+        """Reset the wakeup if a ring ended a sleep since the last call."""
         if self._was_rung:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._descriptor)

@@ -1,7 +1,7 @@
 """The exported metrics. Code, dashboards, rules and documentation are made from this list or checked against it.
 
-A metric that exports a field of `dpex.measure.reading` is declared with that field. This module declares metrics that
-are calculated when they are read, and metrics whose series are several fields.
+A metric that exports one field of `dpex.measure.reading` is declared with that field. This module declares metrics
+that are calculated at each scrape, and metrics that export several fields, one per series.
 
 Names follow Prometheus's rules (prometheus.io/docs/practices/naming): one prefix, one unit and one quantity per metric,
 base units, ratios from 0 to 1, and ``_total`` for what accumulates. The sum or the average over all labels of a metric
@@ -42,7 +42,7 @@ class Metric:
     """A metric; its kind and unit follow from its name, as Prometheus's conventions want it.
 
     Attributes:
-        labels: Labels, in the order of a key.
+        labels: The labels, in the order of their values in a key.
         how_to_read: The meaning of the values.
         help: The measured quantity.
         buckets: The finite upper bounds of a histogram.
@@ -64,7 +64,7 @@ class Metric:
 
     @property
     def unit(self) -> Unit:
-        """Return the unit, with which the name ends; "" for a number of things."""
+        """Return the unit, which is the suffix of the name; "" for a count."""
         stem = self.name.removesuffix("_total")
         return next((unit for unit in get_args(Unit) if unit and stem.endswith(f"_{unit}")), "")
 
@@ -105,13 +105,13 @@ GPU = Label(name="gpu", most=8, help="the GPU's UUID")
 # -- metrics of one field ----------------------------------------------------------------------------------------------
 
 _BY_NAME = {"causes": CAUSE, "moved_bytes": PATH, "errors": ERROR}
-"""The label that a field's names are the values of."""
+"""Labels by field, for fields that map the values of this label to numbers."""
 _OTHER_POOLS = {
     "services": POOL,
     "nodes_excluded": CLUSTER,
     **dict.fromkeys(("cache_hits", "cache_misses", "cache_saved_s"), POOL),
 }
-"""Fields that are not about each of the worker pools."""
+"""The pool label by field, for fields that are not measured in exactly the `WORKER_POOLS`."""
 
 
 def _declared(record: type[Record]) -> Iterator[Metric]:

@@ -39,7 +39,7 @@ PORT_VARIABLE = "DPEX_METRICS_PORT"
 
 
 def requested_port(port: int | None, config: MetricsConfig | None, environment: Mapping[str, str]) -> int | None:
-    """Return the port of a loader with these options, else of ``$DPEX_METRICS_PORT``; None: nothing asks for metrics.
+    """Return the port from a loader's options, else from ``$DPEX_METRICS_PORT``; None if no metrics are requested.
 
     Raises:
         OptionError: The variable is not a port.
@@ -147,7 +147,7 @@ def _listening(port: int, config: MetricsConfig, app: App) -> Server:
 
 
 class Registration(NamedTuple):
-    """The registration of one loader, which it does not keep alive. It ends by ``end``, or when the loader dies."""
+    """The registration of one loader, without keeping it alive. It ends by ``end``, or with the loader itself."""
 
     ledger: LoaderMetrics
     end: Callable[[], object]
@@ -188,7 +188,7 @@ class Exporter:
         """Export a loader, on a free port if the requested one is taken. Loaders of one name share a ledger.
 
         Returns:
-            None if nothing asks for metrics, or if this process never serves.
+            None if no metrics are requested, or if this process was forked from a serving process.
 
         Raises:
             OptionError: Nothing can listen on that host, the certificate cannot be read; or see `requested_port`.
@@ -203,7 +203,7 @@ class Exporter:
                 ledger = self._known[name] = LoaderMetrics(name)
             ledger.info = tuple(map(encodable, info))
             token = next(self._tokens)
-            self._members[token] = ledger  # first, so that no loader that ends meanwhile stops the server
+            self._members[token] = ledger  # before serving, so that the end of another loader does not stop the server
             try:
                 self._serve(port, config or MetricsConfig())
             except BaseException:

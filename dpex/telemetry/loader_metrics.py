@@ -1,4 +1,4 @@
-"""The counts of a loader over all its iterators, under the names of the catalogue, and Prometheus's families of them.
+"""The counts of a loader over all its iterators, by the names of the catalogue, and as Prometheus metric families.
 
 The counts of an ended iterator stay in the ledger. Reading takes no lock that `add_iterator`, a batch or the end of an
 iterator could wait for. No counter ever shrinks, even if it is read in the middle of a change. Families are built when
@@ -51,7 +51,7 @@ class MetricValues:
 
 
 class IteratorCounts(LastReading[Reading]):
-    """An iterator in the ledger; its last counts once it has ended."""
+    """The counts of an iterator in the ledger: the present ones, or the last ones once it has ended."""
 
     def freeze(self, last: Reading | None = None) -> None:
         """Keep the counts and release the iterator. Takes no lock: a garbage collection can call this anywhere."""
@@ -65,8 +65,8 @@ class LoaderMetrics:
     Attributes:
         info: Labels of ``dpex_loader_info`` after the name.
         tuner: The latest loader's tuner, or None.
-        case: The latest loader's case for diagnosis, or None.
-        cache_bytes: Returns the fields of `Reading` about its cache.
+        case: The source of the latest loader's diagnoses, or None.
+        cache_bytes: A function that returns the fields of `Reading` on the loader's cache.
     """
 
     def __init__(self, name: str, info: Sequence[str] = ()) -> None:

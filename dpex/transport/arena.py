@@ -41,9 +41,9 @@ PAGE_BYTES = mmap.PAGESIZE
 # Advice of linux/mman.h, for which Python has no names. `_MADV_REMOVE` takes the pages away from all processes.
 _MADV_REMOVE, _MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 9, 14, 22, 23
 _SEGMENT_BYTES = 4 << 20
-"""Bytes of a segment that small slots share, because each segment costs a mapping on either side."""
+"""Maximum bytes of the slots that share a segment. They share it because each segment costs a map on either side."""
 _LARGE_BYTES = 1 << 20
-"""Slots of this size or more have sizes that fit closely, to save memory."""
+"""From this size on, `slot_class` rounds up less, to save memory."""
 _TRIM_EVERY = 128
 """Slots taken between two searches for unused segments."""
 _MAKER, _TAKER = 0, 1
@@ -66,8 +66,8 @@ class SegmentSpec(NamedTuple):
 
 
 def slot_class(nbytes: int) -> int:
-    """Return the slot size for a request: the next eighth of a power of two, in whole pages, so that at most 1/8 is
-    wasted. From 1 MiB on it is a thirty-second."""
+    """Return the slot size for ``nbytes``: rounded up to whole pages, and to a multiple of 1/8 (from 1 MiB on, 1/32) of
+    the largest power of two in ``nbytes``, which limits the waste."""
     nbytes = max(nbytes, PAGE_BYTES)
     parts = 6 if nbytes >= _LARGE_BYTES else 4
     step = max(PAGE_BYTES, 1 << max(0, nbytes.bit_length() - parts))
@@ -125,11 +125,11 @@ class Segment:
             _shared_segments.add(self)
 
     def view(self, slot: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return the first ``nbytes`` of a slot as a writable uint8 array; this side's byte clears when it dies."""
+        """Return the first ``nbytes`` of a slot as a writable uint8 array. Its deletion clears this side's byte."""
         base = np.frombuffer(self._memory, np.uint8, nbytes, self.offset(slot))
         at, born = 2 * slot + self._side, _age
         self._hold(slot, base, partial(operator.setitem, self.flags, at), born)
-        if forks and self._shared:  # after `_hold`: a fork in another thread sees this view, or is seen here
+        if forks and self._shared:  # after `_hold`: a concurrent fork finds this view, or is in `forks`
             release_after_forks()
             self._hold(slot, base, partial(_clear, self.flags, at, born), born)
         return base
@@ -140,7 +140,7 @@ class Segment:
         self._holds[slot] = hold
 
     def keep_for_fork(self) -> None:
-        """Release the slots of the present views only once no process is left that is forked from now on."""
+        """Have the slots of existing views released only after the processes of the coming fork have ended."""
         for slot, hold in list(self._holds.items()):
             base, at = hold(), 2 * slot + self._side
             if base is not None:
@@ -150,7 +150,7 @@ class Segment:
         return self._data + slot * self.spec.slot_bytes
 
     def free_slot(self) -> int | None:
-        """Return a slot that neither side holds, the first after the one found before; None if all are held."""
+        """Return a slot that neither side holds, searching on from the previous result; None if all are held."""
         flags, at = self.flags, self._next
         if flags[2 * at] or flags[2 * at + 1]:
             if b"\0\0" not in bytes(flags):
@@ -264,10 +264,10 @@ class Arena:
         return ref
 
     def _reuse(self, slot_bytes: int) -> SlotRef | None:
-        """Return a free slot, looked for in the segment that had one last, then in the others of that size.
+        """Return a free slot, searching first the segment that last had one, then the others of that size.
 
-        Large slots have a segment each. The oldest of them is looked at first, so that segments beyond the number in
-        use at the same time stay unused, and are given up.
+        Large slots have a segment each. The search starts with the oldest, so that segments beyond the number in use
+        at the same time stay unused, and `_trim` gives them up.
         """
         for size in sorted(s for s in self._by_size if slot_bytes <= s <= slot_bytes + slot_bytes // 2):
             segments = self._by_size[size]
@@ -313,9 +313,9 @@ class Arena:
 
 
 class ArenaCache:
-    """Private arenas of one loader: an iterator borrows one, so that no two share it.
+    """Private arenas of one loader. Each iterator borrows one, so that no two iterators use an arena at the same time.
 
-    With an arena of its own, an epoch of eight batches of 38 MB took 1.6 times the CPU time, for faults.
+    With a new arena for each iterator, page faults made an epoch of eight batches of 38 MB take 1.6 times the CPU time.
     """
 
     def __init__(self) -> None:
@@ -330,7 +330,7 @@ class ArenaCache:
 
 def _map_segment(size: int, shared: bool) -> tuple[Any, int]:
     if not shared:
-        keep_heap(LARGEST_LEARNT)  # the samples' memory is of the heap, which sees no batch
+        keep_heap(LARGEST_LEARNT)  # no batch is on the heap, so none raises glibc's threshold
         memory = map_memory(-1, size)
         advise(memory, _MADV_HUGEPAGE)
         advise(memory, _MADV_POPULATE_WRITE)
@@ -353,7 +353,7 @@ class Fork:
 
     def __init__(self) -> None:
         self.age: float = math.inf
-        """The child lacks younger views. During the fork, no view counts as younger."""
+        """The child inherits the views with a smaller ``born``. Infinite during the fork: it inherits all."""
         self.thread: int = threading.get_ident()
         self.kept: list[tuple[float, Any, int]] = []
         self.reading: int = -1
@@ -363,9 +363,9 @@ class Fork:
 
 
 forks: list[Fork] = []
-"""The forks of which some process may be left."""
+"""The forks of which a child or a descendant may still run."""
 _age = 0.0
-"""The number of forks so far: the age of a view that is made now."""
+"""The number of forks so far, which a new view gets as ``born``."""
 _shared_segments: weakref.WeakSet[Segment] = weakref.WeakSet()
 _inherited: list[int] = []
 _looking = threading.Lock()
@@ -377,7 +377,7 @@ def _clear(flags: Any, at: int, born: float, _: _Hold) -> None:
 
 
 def _clear_once_unread(born: float, flags: Any, at: int) -> None:
-    """Set ``flags[at]`` to 0 once no process is left that was forked since the view was made."""
+    """Set ``flags[at]`` to 0 once all processes that were forked since the view was made have ended."""
     for fork in forks:
         if born < fork.age:
             fork.kept.append((born, flags, at))

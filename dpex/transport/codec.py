@@ -1,11 +1,11 @@
 """Batch tree to message and back.
 
-A batch becomes a small tree of plain values that `marshal` writes in about a microsecond, and raw buffers. Small ones
-lie inside the message, large ones in slots of the worker's arena. The taker views the slots without a copy.
+A batch becomes a small tree of plain values that `marshal` writes in about a microsecond, and raw buffers. Small
+buffers are part of the message. Large buffers are in slots of the worker's arena, which the taker views without a copy.
 
-Tensors keep dtype, shape, strides, and which of them share memory. The fast encoding supports contiguous tensors that
-share no memory, and plain containers (list, tuple, dict, numbers, strings). Any other value makes its batch travel as a
-pickle, with its memory still as raw buffers (see `pickling`).
+Tensors keep their dtype, shape and strides. Tensors that share memory still do so afterwards. The fast encoding
+supports contiguous tensors that share no memory, and plain containers (list, tuple, dict, numbers, strings). A batch
+with any other value is pickled, with its memory still in raw buffers (see `pickling`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from dpex.transport.pickling import BufferSpan, BufferTable, LoadedMemory, Memor
 INLINE_BYTES = 4096
 """Maximum bytes of a buffer inside the message."""
 MESSAGE_BYTES = 32768
-"""The small buffers of one batch together; beyond it they share a slot."""
+"""Maximum bytes of all buffers inside one message. Each further buffer has a slot."""
 MANY_OBJECTS = 32
-"""Containers and values of one batch that are encoded one by one, tensors not counted. A batch of more is pickled at
-once. Measured with tuples of two numbers: 20 take 14 µs one by one and 7 µs pickled, 250 take 157 µs and 17 µs."""
+"""Maximum number of containers and values in a batch, tensors not counted, to encode one by one. A larger batch is
+pickled. Measured with tuples of two numbers: 20 take 14 µs one by one and 7 µs pickled, 250 take 157 µs and 17 µs."""
 LONG_LEAF = 1 << 20
-"""Length of a text or bytes object that is pickled. `marshal` takes less than 2 GiB, and copies it once more."""
+"""A longer str or bytes object is pickled, because `marshal` accepts less than 2 GiB and makes one more copy."""
 
 _LEAF, _INLINE, _SLOT, _LIST, _TUPLE, _DICT, _PICKLE, _SPILL, _MEMORY = range(9)
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), complex})
@@ -47,7 +47,7 @@ Node = tuple[Any, ...]
 Lease = Callable[[int, int, int], np.ndarray[Any, Any]]
 """``lease(segment, slot, nbytes)`` returns a writable uint8 array over a slot, on the taker's side."""
 Dump = Callable[[Any, io.BytesIO, BufferTable], None]
-"""``dump(batch, stream, table)`` pickles a batch, and leaves its memory to the table."""
+"""``dump(batch, stream, table)`` pickles a batch to ``stream``, and adds its memory to ``table`` as buffers."""
 
 
 class _ExoticError(Exception):
@@ -112,7 +112,7 @@ class Encoder:
                 raise _ExoticError
             return (_LEAF, value)
         if id(value) in self._seen:
-            raise _ExoticError  # one object in two places: only the pickled way keeps it one
+            raise _ExoticError  # one object in two places: only a pickle preserves its identity
         self._seen.add(id(value))
         if kind is torch.Tensor:
             return self._tensor(value)
@@ -135,10 +135,10 @@ class Encoder:
             raise _ExoticError
         storage = tensor.untyped_storage().data_ptr()
         if storage in self._storages:
-            raise _ExoticError  # two tensors over one memory: the pickled way sends it once
+            raise _ExoticError  # two tensors share memory: a pickle contains the memory once
         self._storages.add(storage)
         shape = tuple(tensor.shape)
-        strides = tensor.stride() if 1 in shape else None  # that of a dimension of one element may be any number
+        strides = tensor.stride() if 1 in shape else None  # the stride of a dimension of size 1 is arbitrary
         return (*self._buffer(tensor, storage), code, shape, strides)
 
     def _buffer(self, tensor: torch.Tensor, storage: int) -> Node:
@@ -151,7 +151,7 @@ class Encoder:
         return self._copy_to_slot(tensor.view(-1).view(torch.uint8).numpy())
 
     def _in_slot(self, owner: Any, address: int, nbytes: int) -> Node | None:
-        """Return a node of the slot that begins at ``address``, if there is one: nothing is copied."""
+        """Return a node of the slot at ``address``, without a copy; None if `Arena.slot_at` finds no slot."""
         ref = self._arena.slot_at(address)
         if ref is None:
             return None
@@ -209,7 +209,7 @@ class Encoder:
         return (_INLINE, target.tobytes()) if inline else node
 
     def spill(self, node: Node) -> Node:
-        """A node too long for a message, moved into a slot."""
+        """Write a node that is too long for a message to a slot. Return a node that refers to the slot."""
         data = marshal.dumps(node)
         try:
             base, spilled = self._slot(len(data))

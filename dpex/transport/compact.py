@@ -1,8 +1,8 @@
 """`compact`: items of a dataset in one buffer, instead of as Python objects that each worker copies.
 
-The buffer lies in anonymous shared memory: the pickled items one after the other, then their offsets, then, of a
-mapping, its keys in the same form with their sorted hashes. A process that is forked or spawned maps it. The hash of a
-key is computed here, as Python's own hash of a string differs from process to process.
+The buffer is anonymous shared memory, which forked and spawned processes map. It contains the pickled items and their
+offsets. For a mapping, the pickled keys and their offsets follow, and then the sorted hashes of the keys. `_hash`
+computes these hashes, because Python's own hash of a string differs between processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORD = 8
 _PAIR = struct.Struct("=QQ")
 """The start and the end of a pickle, in bytes."""
 _WITH_HASHES = 4
-"""Starts of the parts of a buffer that has no hashes, at most."""
+"""A buffer with more starts of parts than this contains hashes."""
 _HASH_BITS = (1 << 64) - 1
 _KEYS = "str, bytes, numbers, None, and tuples of these"
 
@@ -42,8 +42,8 @@ def compact(items: Any) -> Any:
 
     Each item is pickled into one buffer of shared memory. Reading an item unpickles it, so it is a new object that
     equals the one given. Workers of dpex and of PyTorch's loader map the buffer, whether they are forked or spawned.
-    Other pickles, such as pickles for another machine, contain it. On Python 3.12 and later, `DpexDataLoader` shares
-    plain objects without it.
+    Other pickles, such as pickles for another machine, contain the buffer. On Python 3.12 and later, `DpexDataLoader`
+    shares plain objects without `compact`.
 
     Costs, on one core: 1 µs per item to make, 5 µs to read a dict of five entries, 2 µs to read a string, 5 µs to find
     a key. Memory is the size of the pickles and 8 bytes per item: 146 bytes for a dict of five entries instead of 570,
@@ -125,7 +125,7 @@ class CompactMapping(Mapping[Any, Any]):
 class _Buffer:
     """Pickles in a file in memory, which this object closes.
 
-    ``starts``: byte offsets of the parts: pickles and their offsets per list, sorted hashes, item numbers.
+    ``starts``: Byte offsets of the parts: for each list, pickles and their offsets; then item numbers, sorted hashes.
     """
 
     def __init__(self, fd: int, nbytes: int, count: int, starts: tuple[int, ...]) -> None:
@@ -217,7 +217,7 @@ def _hashes(keys: Any) -> Any:
 
 
 def _hash(key: Any) -> int | None:
-    """Return a hash that is the same in each process, and for keys that are equal; None for other types of keys."""
+    """Return a hash of a key: the same in all processes, and for equal keys. Return None for an unsupported type."""
     if isinstance(key, (str, bytes)):
         data = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
         return zlib.crc32(data) << 32 | zlib.adler32(data)

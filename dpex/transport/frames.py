@@ -24,7 +24,7 @@ _HEAD = struct.Struct("<II")
 _SIZE = struct.Struct("<Q")
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 PIECES_A_CALL = 512
-"""Pieces that are handed to the system at once; POSIX systems take at least 1024 (IOV_MAX)."""
+"""Maximum number of memory pieces for one system call. Linux accepts 1024 (IOV_MAX)."""
 LONGEST_HEADER = 1 << 28
 """Maximum bytes of a header. A longer header is an error, for which dpex allocates no memory."""
 MOST_BUFFERS = 1 << 16
@@ -38,7 +38,7 @@ class FrameError(DpexError, ConnectionError):
 class FrameWriter:
     """Sends frames without blocking. Used by one thread.
 
-    ``pending_bytes``: bytes that the connection has not taken yet. They are kept, with their memory.
+    ``pending_bytes``: Bytes that are not sent yet. The writer keeps references to their buffers.
     """
 
     def __init__(self, connection: socket.socket) -> None:

@@ -49,8 +49,8 @@ from dpex.transport.unpicklable import explain
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 SPAN_ALIGN = 64
-"""A span keeps its address modulo this many bytes, as number types and vector instructions expect it; spans that are
-no further apart are sent as one."""
+"""The address of a sent span keeps its value modulo this many bytes, for the alignment of its elements. Spans that are
+at most this far apart are merged."""
 _OUTSIDE_BYTES = 1024
 """A buffer of a dataset that is shorter than this stays inside the pickle."""
 
@@ -89,19 +89,19 @@ class Memory:
         self.storage: torch.UntypedStorage = storage
         self._spans: list[tuple[int, int]] = []
         self.marker: bytearray = bytearray(1)
-        """Stands in the pickle for the storage's memory."""
+        """Placeholder in the pickle for the storage's memory."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _as_loaded, (pickle.PickleBuffer(self.marker),)
 
     def need(self, storage: torch.UntypedStorage, start: int, end: int) -> None:
-        """Note that a tensor views these bytes of ``storage``, which begins where this one does but may be longer."""
+        """Add a span that a tensor views. ``storage`` has the same address as ``self.storage``, but may be longer."""
         if storage.nbytes() > self.storage.nbytes():
             self.storage = storage
         self._spans.append((start, end))
 
     def pieces(self) -> list[BufferSpan]:
-        """The spans, merged and in order, and where each is sent to."""
+        """Return the spans, merged and sorted, each with its offset in the new storage."""
         pieces: list[BufferSpan] = []
         for start, end in sorted(self._spans):
             last = pieces[-1] if pieces else None
@@ -122,10 +122,10 @@ Buffer = Memory | Bytes
 
 
 class BufferTable:
-    """The buffers beside the pickle of a batch, for picklers: use as ``buffer_callback`` and ``reducer_override``.
+    """The buffers beside the pickle of a batch. Picklers call it by ``buffer_callback`` and ``reducer_override``.
 
-    It knows the markers of its memories, and they do not know it. A cycle would keep storages, and so slots, until the
-    next garbage collection.
+    The table refers to its `Memory` objects, and they do not refer to the table. A cycle of references would keep
+    storages, and so slots, until the next garbage collection.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class BufferTable:
 
 
 def dump_batch(batch: Any, stream: io.BytesIO, memories: BufferTable) -> None:
-    """Pickle a batch for a trainer on the same machine, its memory left to ``memories``."""
+    """Pickle a batch to ``stream`` for a trainer on the same machine, and add its memory to ``memories``."""
     _BatchPickler(stream, memories).dump(batch)
 
 
@@ -221,7 +221,7 @@ def dump_error(error: Any) -> bytes:
 
 
 def _by_name(obj: Any) -> Any:
-    """Reduce a definition of the script to its name; pickle itself would look it up in this process."""
+    """Reduce a class or function of the script to its name, which pickle itself would look up in this process."""
     if not isinstance(obj, (type, FunctionType)) or obj.__module__ != "__main__" or "<" in obj.__qualname__:
         return NotImplemented
     return _of_script, (obj.__qualname__,)
@@ -246,14 +246,14 @@ class LoadedMemory:
         self._shifts = [at - start for start, _, at in pieces]
 
     def element(self, dtype: torch.dtype, offset: int) -> int:
-        """Return the new place of the first element of a view that was at ``offset``; 0 if no byte was needed."""
+        """Return the new offset of a view that was at ``offset``, both in elements; 0 if all spans begin after it."""
         start = offset * dtype.itemsize
         span = bisect_right(self._starts, start) - 1
         return (start + self._shifts[span]) // dtype.itemsize if span >= 0 else 0
 
 
 def _as_loaded(memory: Any) -> Any:
-    """Stand for a `LoadedMemory` in a pickle, so that several views refer to one."""
+    """Return the argument. In a pickle, this call yields one `LoadedMemory`, to which several views refer."""
     return memory
 
 
@@ -266,7 +266,7 @@ def plain_view(memory: LoadedMemory, dtype: torch.dtype, offset: int, shape: Any
 
 
 _REQUIRES_GRAD = 4
-"""The argument of torch's `_rebuild_tensor_v2` that is true if the tensor requires a gradient."""
+"""Index of the argument ``requires_grad`` of torch's `_rebuild_tensor_v2`."""
 
 
 def rebuild_leaf(rebuild: Any, kind: type, args: Any, state: Any) -> torch.Tensor:
@@ -277,7 +277,7 @@ def rebuild_leaf(rebuild: Any, kind: type, args: Any, state: Any) -> torch.Tenso
 
 
 def rebuild_sparse(layout: torch.layout, data: Any, requires_grad: bool) -> torch.Tensor:
-    """Rebuild a sparse tensor; torch's function for it keeps each one for ever, to validate it once a file is read."""
+    """Rebuild a sparse tensor. torch's own function would keep each tensor in a list until a file is loaded: a leak."""
     if layout is torch.sparse_coo:
         indices, values, size, is_coalesced = data
         tensor = torch.sparse_coo_tensor(indices, values, size, is_coalesced=is_coalesced, device="cpu")
@@ -297,9 +297,9 @@ class PickledDataset(NamedTuple):
 
 
 def cloud_dumps(obj: Any, *, remote: bool = False) -> bytes:
-    """Pickle with cloudpickle, in one piece, for a process that is being started on this machine, or a remote one.
+    """Pickle with cloudpickle, in one piece, for a new process on this machine, or for a remote process (``remote``).
 
-    While `multiprocessing` spawns a process its own reductions hold, so that locks, queues and shared tensors travel.
+    While `multiprocessing` spawns a process, its reductions apply, so that locks, queues and shared tensors are sent.
     """
     stream = io.BytesIO()
     kind = _remote_pickler() if remote else _pickler()
@@ -326,7 +326,7 @@ def pack(obj: Any) -> PickledDataset:
 
 
 def dump_remote(batch: Any, stream: io.BytesIO, memories: BufferTable) -> None:
-    """Pickle a batch for a trainer on another machine, its memory left to ``memories``.
+    """Pickle a batch to ``stream`` for a trainer on another machine, and add its memory to ``memories``.
 
     Classes and functions that the trainer cannot import travel by value.
     """
@@ -337,7 +337,7 @@ def unpack(header: Any, buffers: Sequence[Any]) -> Any:
     """Return the object of a pickle and its buffers. Its arrays and tensors lie in the buffers, and are writable if the
     buffers are.
 
-    A batch has a `LoadedMemory` for each storage.
+    The buffers of a batch are a `LoadedMemory` for each storage, and the bytes of arrays.
     """
     return pickle.loads(header, buffers=buffers)
 
@@ -355,7 +355,7 @@ def _remote_pickler() -> Any:
 
 @cache
 def _spawning_pickler(base: Any) -> Any:
-    """Return a class with these reductions, because a pickler in C reads them once, when it is made."""
+    """Return ``base`` with the reductions of `multiprocessing`, which a pickler in C reads only when it is created."""
     own: Any = ForkingPickler
 
     class SpawningPickler(base):  # type: ignore[misc]

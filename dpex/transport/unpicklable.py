@@ -19,8 +19,8 @@ def explain_spawn(obj: Any, error: Exception) -> str:
 
 
 def _is_spawnable(value: Any) -> bool:
-    """Return True for objects that `multiprocessing` pickles, and for its own locks and queues, which need a new
-    process."""
+    """Return True if `multiprocessing` can pickle ``value``, or refuses it with a RuntimeError, as its own locks and
+    queues, which can be pickled only for a new process."""
     try:
         ForkingPickler.dumps(value)
     except Exception as error:
@@ -46,7 +46,7 @@ def explain(obj: Any, error: Exception, travels: Callable[[Any], bool]) -> str:
 def _find_culprit(
     value: Any, path: str, above: tuple[int, ...], budget: Iterator[int], travels: Callable[[Any], bool]
 ) -> tuple[str, Any] | None:
-    """Return the deepest part that fails by itself, and its path; None if ``value`` fails only for a part above it."""
+    """Return the path and the deepest part that fails; None if ``value`` fails only because of a part above it."""
     above = (*above, id(value))
     innocent = False
     for step, part in _parts(value) if len(above) <= _SEARCH_LEVELS else ():

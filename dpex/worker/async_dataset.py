@@ -108,7 +108,7 @@ class AsyncSample:
         self._index = index
 
     async def fetched(self) -> Any:
-        """Fetch the sample. Return this object, or the sample itself if nothing is to be decoded."""
+        """Fetch the sample. Return this object, or the fetched value if the dataset does not override `decode`."""
         self._raw = await self._dataset.fetch(self._index)
         return self._raw if type(self._dataset).decode is AsyncDataset.decode else self
 
@@ -136,9 +136,9 @@ def _parts(sample: Any) -> Any:
 
 
 async def read(get: Callable[[], Any]) -> Any:
-    """Return the sample that ``get`` begins to read, after awaiting it or its parts. `decoded` finishes it."""
+    """Call ``get`` and await the sample that it returns, or its parts. `decoded` decodes the result."""
     sample = get()
-    if type(sample) is CoroutineType:  # without the look at its parts, which takes as long as a tiny sample
+    if type(sample) is CoroutineType:  # looking for parts would take as long as a tiny sample
         return await sample
     return _rebuilt(sample, [await _part(part) for part in _parts(sample)]) if awaits(sample) else sample
 
@@ -155,7 +155,7 @@ def is_decoded(sample: Any) -> bool:
 
 
 def decoded(sample: Any) -> Any:
-    """Return a sample that `read` has returned, decoded. Its parts are decoded in order."""
+    """Decode a sample that `read` has returned. Its parts are decoded in order."""
     if is_decoded(sample):
         return sample
     return _rebuilt(sample, [part.decode() if type(part) is AsyncSample else part for part in _parts(sample)])

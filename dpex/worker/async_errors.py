@@ -68,9 +68,9 @@ _DRAWS = (
 
 
 def drawn(dataset: Any, generators: list[str]) -> UsageError:
-    """Return the error of samples that have drawn from ``generators`` while they were fetched.
+    """Return the error for samples that drew from ``generators`` while they were fetched.
 
-    It names each method that may have drawn.
+    The message names each method that may have drawn.
     """
     places = " or ".join(dict.fromkeys(map(_place, async_datasets(dataset) or [dataset])))
     return UsageError(_DRAWS.format(generators=", ".join(generators), places=places))

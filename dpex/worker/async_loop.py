@@ -3,7 +3,7 @@
 A process has one (`loop_of_process`), made when it is first needed, so a fork inherits none. Clients that a dataset
 opens in ``__getitem__`` belong to this loop, and live until the process ends or closes the loop.
 
-In a thread that runs another loop (Jupyter, asyncio programs) a helper thread runs this one, while the thread waits.
+If the calling thread runs another event loop (Jupyter, asyncio programs), it waits while a helper thread runs this one.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Step:
     samples: int = 1
     """The number of samples that are loaded at once."""
     given: Any = None
-    """The awaitable that the dataset has returned; None: reading it has not begun."""
+    """The item that ``__getitems__`` returned, such as a coroutine; None if the task calls the dataset itself."""
     seconds: float = 0.0
-    """Seconds from taking a slot to the end."""
+    """Seconds of fetching and decoding, without the waits for a slot and for other samples."""
     is_late: bool = False
     """True if the sample was cancelled because it took too long."""
     is_dropped: bool = False
@@ -91,9 +91,9 @@ class SampleLoop:
     """The event loop of a process.
 
     Attributes:
-        is_ending: All that runs is cancelled.
-        is_computing: Samples are decoded or collated, while samples of other batches wait.
-        is_watched: `begin_step` and `end_step` do something.
+        is_ending: True while running tasks are being cancelled.
+        is_computing: True while a batch is decoded or collated. Samples of other batches wait.
+        is_watched: True if `begin_step` and `end_step` report steps.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class SampleLoop:
 
     @property
     def hands_out(self) -> bool:
-        """True if this loop reads an `AsyncDataset`, which then hands out samples that the loop fetches and decodes."""
+        """True if an `AsyncDataset` is to return an `AsyncSample`, which this running loop fetches and decodes."""
         return not self.is_computing and asyncio._get_running_loop() is self.loop
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class SampleLoop:
         self._shows_ticket, self.is_watched = show, True
 
     def in_steps(self, coroutine: Any, sample: Step) -> Any:
-        """Return an awaitable for a coroutine of a sample, of which each step is noted if this loop is watched."""
+        """Return an awaitable for a coroutine of a sample. If this loop is watched, it reports each step."""
         return _Stepping(coroutine, sample, self) if self.is_watched else coroutine
 
     def begin_step(self, sample: Step) -> None:
@@ -143,9 +143,9 @@ class SampleLoop:
     # -- running -------------------------------------------------------------------------------------------------------
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Return the result of a coroutine, which is cancelled at an exception in this thread, such as Ctrl-C.
+        """Run a coroutine and return its result. An exception in this thread, such as Ctrl-C, cancels the coroutine.
 
-        Raises UsageError in a sample that the loop loads, because the loop would wait for itself.
+        Raises UsageError if a sample that this loop is loading calls it, because the loop would wait for itself.
         """
         running = asyncio._get_running_loop()
         if running is self.loop:
@@ -208,8 +208,8 @@ class SampleLoop:
     # -- its end -------------------------------------------------------------------------------------------------------
 
     def closes(self, dataset: Any) -> None:
-        """Await ``aclose()`` of the dataset and of the datasets that it wraps before the loop ends. Keep none of them
-        alive."""
+        """Register the dataset and its inner datasets, whose ``aclose()`` the loop awaits before it ends. Only weak
+        references are kept."""
         for each, _ in with_inner_datasets(dataset):
             if inspect.iscoroutinefunction(getattr(type(each), "aclose", None)):
                 with contextlib.suppress(TypeError):  # it has slots and no room for a weak reference

@@ -5,8 +5,8 @@ continue between these steps. Then the samples are decoded and collated in one s
 
 **Random numbers.** Under ``seeding="batch"`` the generators are seeded for each sample that is decoded, from the seed
 of the batch and the sample's place. They are seeded again for the collate function. Draws during the fetch would depend
-on the order of answers. So the generators are compared whenever a batch was fetched. A draw fails this batch and all
-later batches.
+on the order of answers. So the states of the generators are compared after each batch is fetched. A draw fails this
+batch and all later batches.
 
 **Order.** Results are awaited in the order of the samples. So a batch raises the error of the first sample, in order,
 that fails. Earlier samples are awaited; later ones are cancelled and awaited.
@@ -98,8 +98,8 @@ class Slots:
 class BatchLoad:
     """A batch that is being loaded. ``failed``: index and error of samples that were replaced.
 
-    ``seed``: None if the batch has none. ``seconds``: of fetching its samples, each from its slot to its end, summed.
-    ``decode_s``: of decoding them. ``slowest``: seconds of the slowest, and its place.
+    ``seed``: None if the batch has none. ``seconds``: sum of its samples' fetching times, without waits for slots.
+    ``decode_s``: sum of their decoding times. ``slowest``: seconds and position of the slowest sample.
     """
 
     def __init__(self, seed: int | None, number: int) -> None:
@@ -159,14 +159,14 @@ class AsyncSamples:
         self._kept: KeptStates | None = None
         """The states to put back when a batch without a seed was fetched."""
         self._drawn: list[str] = []
-        """Generators from which samples that were being fetched have drawn: all batches fail."""
+        """Generators that were drawn from during a fetch. If there are any, every batch fails."""
         self.slots: Slots = Slots(concurrency)
         self.cpu_since: float = 0.0
 
     def load_drawn(self, index: Any) -> tuple[Any, BatchLoad]:
-        """Load a batch alone, with the seed of the batch that the process makes; return its samples and their times.
+        """Load a batch alone, with the seed of the current batch. Return its samples and their times.
 
-        Under ``seeding="worker"`` it has no seed: the samples are decoded from the generators as they are, in order.
+        Under ``seeding="worker"`` there is no seed, so decoding draws from the generators as they are, in order.
         """
         batch = BatchLoad(current.seed, 0)
         try:
@@ -180,7 +180,7 @@ class AsyncSamples:
         """Return the samples of a batch, decoded. The caller ends with `end_computing`, also after an error."""
         if not self._under_way:
             self.cpu_since = time.process_time()
-            await asyncio.sleep(0)  # connections that were closed while no batch was loaded are noticed
+            await asyncio.sleep(0)  # lets clients notice connections that were closed while no batch was loaded
             self._mark(batch.seed)
         self._under_way += 1
         try:
@@ -201,7 +201,7 @@ class AsyncSamples:
     def _begin_computing(self, seed: int | None) -> None:
         """Begin to decode and to collate a batch.
 
-        Raises UsageError if a sample of this batch, or of another one under way, has drawn while it was fetched.
+        Raises UsageError if a sample of this or another unfinished batch drew random numbers while it was fetched.
         """
         now = self._now()
         self._drawn = self._drawn or [name for name, mark in self._marks.items() if mark != now[name]]
@@ -437,8 +437,8 @@ async def _first_of(several: Any) -> Any:
 def _compared(own: OwnGenerators | None, *, of_clients: bool) -> dict[str, Any]:
     """Return the generators from which no sample may draw while it is fetched.
 
-    Python's own generators are left out unless ``of_clients``, because clients of storages draw their pauses before
-    another attempt from them.
+    Python's own generators are left out unless ``of_clients``, because storage clients draw the delays of their retries
+    from them.
     """
     found = GLOBAL if own is None else {**GLOBAL, **own.found}
     return {name: one for name, one in found.items() if of_clients or not isinstance(one, random.Random)}

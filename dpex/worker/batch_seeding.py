@@ -7,8 +7,8 @@ and torch expand a seed to the 624 words of a state in the same way, so they nee
 
 Seeding sets each whole state, including the cached second number of a pair of normal numbers. It takes 8 µs in all.
 
-`InProcessMaker` makes tickets in the training process with the environment of a worker, and restores its own
-afterwards. torch uses one thread, because the last bits of reductions depend on the number of threads. The generators
+`InProcessMaker` makes tickets in the training process with the environment of a worker, and then restores the process's
+environment. torch uses one thread, because the last bits of reductions depend on the number of threads. The generators
 belong to all threads of the process, so only one thread makes a ticket at a time. If a thread of the user's draws
 during a ticket, it takes numbers from the ticket's sequence.
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dpex.worker.own_generators import OwnGenerators
 
 _TORCHS_BITS = 31
-"""The lower bits of a seed, which torch takes. NumPy takes the other 32."""
+"""The number of lower bits of a seed that NumPy does not use. NumPy takes the upper 32."""
 
 Result = TypeVar("Result")
 _numpy_random: Any = np.random
@@ -102,7 +102,7 @@ class CurrentBatch:
 
 current: CurrentBatch = CurrentBatch()
 seed_of_sample: contextvars.ContextVar[int | None] = contextvars.ContextVar("dpex-batch-seed", default=None)
-"""The seed of the batch of a sample that an event loop loads beside samples of other batches."""
+"""The seed of a sample's batch, where an event loop loads samples of several batches at the same time."""
 
 
 def batch_seed() -> int:
@@ -110,7 +110,7 @@ def batch_seed() -> int:
 
     Call it in the dataset, its transforms or the collate function. Under ``seeding="batch"`` the seed is a function of
     the base seed, the epoch and the number of the batch alone: the same in any worker, on this machine or another. The
-    samples of a batch share it, so the index of the sample belongs into the generator, too. Under ``seeding="worker"``,
+    samples of a batch share it, so seed a generator with the index of the sample, too. Under ``seeding="worker"``,
     and in the workers of PyTorch's DataLoader, it is the seed of the worker, which all its batches of an epoch share
     (``get_worker_info().seed``).
 
@@ -169,9 +169,9 @@ _lock = threading.RLock()
 
 
 class InProcessMaker:
-    """Makes the tickets of one iterator, in the ``modes`` of torch in which it was made.
+    """Makes the tickets of one iterator, in ``modes``: torch's modes when the iterator was made.
 
-    ``own`` generators in the dataset are seeded for each ticket and put back, too.
+    The dataset's ``own`` generators are seeded for each ticket and restored afterwards, too.
     """
 
     def __init__(self, base_seed: int, modes: Modes, own: OwnGenerators | None = None) -> None:
@@ -181,7 +181,7 @@ class InProcessMaker:
         self._threads = 1
 
     def threads(self) -> int:
-        """Return the number of threads that torch's operations have outside of the ticket that is being made."""
+        """Return torch's number of threads as it was before the present ticket, which is made with one thread."""
         return self._threads
 
     def make(self, fetch: Callable[[Any], Result], index: Any, number: int, epoch: int) -> Result:
@@ -202,7 +202,7 @@ class InProcessMaker:
 
 
 def one_at_a_time() -> threading.RLock:
-    """Return the lock that is held while a batch is made in this process, which has its random generators meanwhile."""
+    """Return the lock that reserves the process's global random generators for the batch that is being made."""
     return _lock
 
 

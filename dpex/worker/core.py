@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class WorkerCore:
-    """Makes the tickets of the logical workers of worker ``worker``, which ``logicals`` has by number."""
+    """Makes the tickets of the logical workers on worker ``worker``. ``logicals``: these logical workers by number."""
 
     def __init__(self, setup: WorkerSetup, worker: int = 0) -> None:
         self.setup = setup
@@ -71,8 +71,8 @@ class WorkerCore:
         logical.start(state, own)
 
     def _own_as_at_first(self) -> OwnGenerators:
-        """Set the generators in the dataset to the states with which they arrived, because logical workers may share
-        them."""
+        """Return the dataset's generators, reset to the states with which they arrived, because logical workers may
+        share them."""
         if self._own is None:
             self._own = OwnGenerators(self.setup.dataset, self.setup.collate_fn)
         else:
@@ -80,7 +80,7 @@ class WorkerCore:
         return self._own
 
     def unfit(self, number: int) -> str:
-        """Return why worker ``number``, for which the user did not ask, cannot work: its ``worker_init_fn`` failed. Or
+        """Return the error of ``worker_init_fn`` in worker ``number`` if dpex added it to the user's workers, otherwise
         ""."""
         reason, own_workers = self.logicals[number].init_reason, self.setup.own_workers
         if not reason or own_workers is None or number < own_workers:
@@ -88,9 +88,9 @@ class WorkerCore:
         return f"{reason} (raised by worker_init_fn({number}) in a worker that dpex added)"
 
     def snapshot(self, number: int) -> RngState | None:
-        """Return the state of ``number``, from which it can be restarted after a death or in a later run.
+        """Return the state of logical worker ``number``, to restart it after a death or in a later run.
 
-        None: it is a stream whose dataset has no state, or has not been asked for it (`Logical.is_asked`).
+        Return None for a stream whose dataset has no state, or whose state was never requested (`Logical.is_asked`).
         """
         self._switch(number)
         return self.logicals[number].snapshot()
@@ -157,8 +157,8 @@ def seed_like_torch(base_seed: int, worker_id: int) -> int:
 class Logical:
     """A logical worker on this worker: its seed, its random state, its dataset and its pass.
 
-    ``init_error``: the error of the start, which answers every ticket. ``init_reason``: its type and text, or "".
-    ``is_asked``: snapshots include the dataset.
+    ``init_error``: the error of the start, which fails every ticket. ``init_reason``: its type and text, or "".
+    ``is_asked``: True if snapshots include the state of the dataset.
     ``own``: the generators in the dataset. None for a stream, which only its own ``state_dict`` can resume.
     """
 
@@ -173,14 +173,14 @@ class Logical:
         self.own: OwnGenerators | None = None
         self._setup = setup
         self._state: RngState | None = None
-        """The random states to go on from; None while it has the process."""
+        """The saved random states; None while the global generators are this logical worker's."""
         self._timer = timer
 
     def start(self, state: RngState | None, own: OwnGenerators | None) -> None:
         """Seed, publish the worker info, and run ``worker_init_fn``.
 
-        It starts from a ``state`` that was reported earlier, or from its seed. ``own``: the generators in its dataset,
-        in their first states; None: they are looked for.
+        Start from a ``state`` that was reported earlier, or from the seed. ``own``: the generators in the dataset, in
+        their initial states; None: search for them.
         """
         setup = self._setup
         if setup.modes is not None:
@@ -198,7 +198,7 @@ class Logical:
 
                     loop_of_process().run(initialising)
             if not setup.iterable:
-                if own is None or setup.worker_init_fn is not None:  # which may have put others there
+                if own is None or setup.worker_init_fn is not None:  # worker_init_fn may have replaced generators
                     own = OwnGenerators(setup.dataset, setup.collate_fn)
                 own.restore(begun.own or {})
                 self.own = own
@@ -209,7 +209,7 @@ class Logical:
         set_global_states(begun.random or {})
 
     def park(self) -> None:
-        """Keep the random states, before another logical worker has the process."""
+        """Save the random states, before another logical worker uses the global generators."""
         self._state = pack_state(LogicalState(global_states(), own=self._own()))
 
     def unpark(self) -> None:
@@ -226,11 +226,11 @@ class Logical:
         return None if self.own is None else self.own.states()
 
     def _begin(self, state: DatasetState | None) -> None:
-        """Begin the first pass, or resume a pass: the dataset gets its state, is iterated, and the iterator its."""
+        """Begin the first pass, or resume one: load the dataset's state, iterate it, then load the iterator's state."""
         if state is None:
             self.new_pass(0)
             return
-        self.is_asked = True  # a dataset that has been given its state is not as at the start
+        self.is_asked = True  # snapshots must include a dataset that is no longer in its initial state
         load_state(self._setup.dataset, state.dataset)
         self.new_pass(state.epoch)
         assert self.fetcher is not None
@@ -246,7 +246,7 @@ class Logical:
         return is_stateful(self._setup.dataset) or (self.fetcher is not None and is_stateful(self.fetcher.stream))
 
     def snapshot(self) -> RngState | None:
-        """Return its state, while the global generators are its own; None of a stream whose state is not known."""
+        """Return the state of this logical worker, the current one; None for a stream whose state is not known."""
         has_state = self.is_asked and self.has_dataset_state
         if self._setup.iterable and not has_state:
             return None

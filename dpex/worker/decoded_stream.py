@@ -4,8 +4,8 @@
 of the workers that decode. Both hold the user's own dataset, and look at its parts when an epoch begins in the worker.
 
 A reading worker pickles the samples of a batch (`pickled`, in place of a collate function). The training process passes
-the bytes on without unpickling them: a `RawSamples` stands in its ticket in place of indices, and is kept until the
-batch is decoded. An error that the stream raised takes the place of its batch as a `FailedRead`.
+the bytes on without unpickling them. The batch's ticket holds a `RawSamples` in place of indices until the batch is
+decoded, or a `FailedRead` if the stream raised an error.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class DecodedStream(IterableDataset[Any]):
         return (run(self.fn(sample)) for sample in self.source)
 
     def __copy__(self) -> DecodedStream:
-        """Return a stream with a copy of the source, because logical workers in one process must not share its
-        place."""
+        """Return a stream with a copy of the source, because logical workers in one process must not share
+        its position."""
         copied = object.__new__(type(self))
         vars(copied).update(vars(self), source=copy.copy(self.source))
         return copied

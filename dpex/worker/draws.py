@@ -2,8 +2,8 @@
 nothing.
 
 The generators are the global ones, the dataset's own, and global variables of the functions that run. A function that
-returns the seed of the batch, or seeds a generator from the system's entropy, counts as well. A generator that a sample
-makes from a fixed seed does not: its numbers are the same in each epoch.
+returns the seed of the batch, or seeds a generator from the system's entropy, counts as a draw. A generator that a
+sample makes from a fixed seed does not count, because its numbers are the same in each epoch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _SOURCES: dict[Any, dict[str, Any]] = {
     torch.initial_seed.__code__: {},
     random.Random.seed.__code__: {"a": None},
 }
-"""Code of functions that give random numbers, with the arguments that a call must have to give them."""
+"""Code of functions whose calls count as draws, with the argument values for which they do."""
 
 
 class GeneratorDraws:

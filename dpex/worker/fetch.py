@@ -56,13 +56,13 @@ def where(number: int) -> str:
 TINY_S = 0.0003
 """Seconds of a ticket below which reading a CPU clock, up to 1 µs, is a noticeable cost."""
 CPU_CLOCK_EVERY = 16
-"""Tiny tickets for each reading of the clock."""
+"""The CPU clock is read for one of this many tiny tickets."""
 
 
 class SampledCpu:
     """Measure the CPU seconds of tickets by ``clock``, a system call.
 
-    If tickets are tiny, the clock is read for each `CPU_CLOCK_EVERY`-th of them, which stands for all.
+    If tickets are tiny, each `CPU_CLOCK_EVERY`-th reads the clock, and the others use its ratio of CPU to wall time.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -89,7 +89,7 @@ class SampledCpu:
 
 
 class SampleClock:
-    """Finds the slowest sample of each batch while samples take long enough (``is_on``).
+    """Finds the slowest sample of each batch, while samples take more than `SAMPLE_S` on average (``is_on``).
 
     The very first sample is left out, because it pays for opening files and importing modules.
     """
@@ -117,7 +117,7 @@ class SampleClock:
         return data
 
     def slowest(self, load_s: float, samples: int) -> tuple[()] | tuple[float, int]:
-        """Return the seconds and the place of the slowest of these samples, if known. Decide if the next are timed."""
+        """Return seconds and position of the slowest sample, if known. Decide if the next batch's samples are timed."""
         slowest, self._slowest = self._slowest, ()
         self.is_on = load_s > SAMPLE_S * samples
         return slowest
@@ -160,10 +160,10 @@ class Fetcher:
         self._guard = SampleGuard(dataset, setup.samples, setup.base_seed) if setup.samples.is_on else None
         self._failed: tuple[tuple[str, str], ...] = ()
         self.samples: AsyncSamples | None = None if former is None else former.samples
-        """Loads samples at the same time; None: the dataset is not asynchronous, as far as is known."""
+        """The loader of asynchronous samples; None until the dataset is known to be asynchronous."""
         if self.samples is None and not setup.iterable and is_asynchronous(dataset):
             self._load_at_once()
-        CACHE_USE.take()  # the process before the fork counted these
+        CACHE_USE.take()  # drops counts that a fork has inherited
 
     def _load_at_once(self) -> AsyncSamples:
         from dpex.worker.async_samples import AsyncSamples
@@ -178,7 +178,7 @@ class Fetcher:
         return self.samples
 
     def go_on(self, state: DatasetState) -> None:
-        """Have the stream resume; one without a state makes its first batches again, which are dropped."""
+        """Resume the stream. Without a state, read and drop the first ``skip`` batches."""
         load_state(self.stream, state.iterator)
         self.has_ended = state.has_ended
         for _ in range(state.skip):
@@ -433,6 +433,6 @@ def _plain(tensor: Any) -> bool:
 
 
 def _like(first: torch.Tensor) -> Callable[[Any], bool]:
-    """Return a test whether stacking ``first`` and an item in memory of ``first``'s dtype gives torch's result."""
+    """Return a predicate: True if an item can be stacked in place with ``first`` with the same result as torch's."""
     dtype = first.dtype
     return lambda item: _plain(item) and item.dtype == dtype and item.is_contiguous() and not item.is_conj()

@@ -1,13 +1,12 @@
 """Keep the states of the global random generators, and put them back later in this process, in 4 µs.
 
 The public functions take far longer: ``get_state`` of NumPy 40 µs, and ``getstate`` and ``setstate`` of Python 13 µs,
-more than all else that a tiny batch costs. So the 624 words of these two Mersenne Twisters are copied in memory. NumPy
-tells the address of its words (``BitGenerator.ctypes``). The place of Python's words in a ``random.Random``, and of the
-second number of a pair of normal numbers in a ``RandomState``, is found once by setting them. The public functions
-serve where there is no such place, and for other bit generators.
+more than the rest of a tiny batch. So the 624 words of these two Mersenne Twisters are copied in memory. NumPy exposes
+the address of its words (``BitGenerator.ctypes``). The offsets of Python's words in a ``random.Random``, and of the
+second number of a pair of normal numbers in a ``RandomState``, are found once, by searching the objects for known
+values. The public functions are used if an offset is not found, and for other bit generators.
 
-The copies hold the interpreter's lock, so no thread of the user's can draw from a state of Python's generator that is
-half set.
+The copies hold the interpreter's lock, so no user thread can draw from a half-set state of Python's generator.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from dpex.worker.own_generators import OwnGenerators
 
 MT19937_BYTES = 624 * 4 + 4
-"""The words of NumPy's ``mt19937_state`` or Python's ``RandomObject``, and the position of the next one."""
+"""Bytes of the words in NumPy's ``mt19937_state`` or Python's ``RandomObject``, and of the next word's position."""
 _Words = ctypes.c_char * MT19937_BYTES
 _Pair = ctypes.c_char * 16
 """C: ``int has_gauss; double gauss;``."""
@@ -41,7 +40,7 @@ def words_of(bits: Any) -> bytes:
 
 @cache
 def words_offset() -> int | None:
-    """Return where a ``random.Random`` has its position and its words: bytes from its address, or None."""
+    """Return the offset in bytes of the position and the words in a ``random.Random``; None if it is not found."""
     probe = random.Random(0)
     offset = _only_place(probe, _packed(probe))
     if offset is None:
@@ -59,7 +58,7 @@ def _packed(generator: random.Random) -> bytes:
 
 
 def _only_place(thing: Any, wanted: bytes) -> int | None:
-    """Return where the memory of an object has these bytes, from its address; None unless there is one such place."""
+    """Return the offset of the bytes ``wanted`` in an object's memory; None unless they occur exactly once."""
     memory = ctypes.string_at(id(thing), type(thing).__basicsize__)
     at = memory.find(wanted)
     return at if at >= 0 and memory.find(wanted, at + 1) < 0 else None
@@ -67,7 +66,7 @@ def _only_place(thing: Any, wanted: bytes) -> int | None:
 
 @cache
 def pair_offset() -> int | None:
-    """Return where a ``np.random.RandomState`` has the second number of a pair: bytes from its address, or None."""
+    """Return the offset in bytes of a pair's second number in a ``np.random.RandomState``; None if not found."""
     probe, number = np.random.RandomState(0), 0.7390851332151607
     state: Any = probe.get_state(legacy=False)
     probe.set_state({**state, "has_gauss": 1, "gauss": number})
@@ -80,7 +79,7 @@ def pair_offset() -> int | None:
 
 @cache
 def places() -> tuple[Any, Any]:
-    """Return the words of Python's global generator and the pair of NumPy's, as memory to read and set, or None."""
+    """Return writable views of the words of Python's global generator and of NumPy's pair; None if not found."""
     words, pair = words_offset(), pair_offset()
     return (
         None if words is None else _Words.from_address(id(GLOBAL["python"]) + words),

@@ -3,8 +3,8 @@
 Every worker gets a copy of a generator in the dataset. Unseeded copies draw the same numbers, and the draws of a batch
 depend on its worker. So a worker begins with a search for generators of Python, NumPy and torch in the dataset and the
 collate function. Under ``seeding="batch"`` it seeds each generator for each batch, from the batch's seed and the
-generator's place. Under ``seeding="worker"`` the generators' states are part of the state of a logical worker, which
-may restart after a death, share a process with other logical workers, or resume in a later run.
+generator's rank in the search. Under ``seeding="worker"`` the generators' states belong to a logical worker, which may
+restart after a death, share a process with other logical workers, or resume in a later run.
 
 The search examines attributes of objects, attributes of classes (MONAI's transforms share one generator in this way),
 items of lists and dicts, and the variables that functions are bound to. It ends after `MOST_OBJECTS`.
@@ -33,7 +33,7 @@ from dpex.worker.states import GLOBAL, generator_state, set_generator_state
 logger: logging.Logger = logging.getLogger("dpex")
 
 MOST_OBJECTS = 5000
-"""Objects of a dataset that are looked at; it takes a few milliseconds."""
+"""Maximum number of objects of a dataset that are searched, which takes a few milliseconds."""
 MOST_ITEMS = 64
 """Maximum number of items of a list or dict that are searched. Transforms are few, and samples are many."""
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
@@ -41,7 +41,7 @@ _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, t
 
 
 class OwnGenerators:
-    """The generators that lie in one dataset and its collate function: ``found``, by the names of their places.
+    """The generators in one dataset and its collate function. ``found``: by path, such as ``Images.transform.rng``.
 
     Other changes of a dataset are lost when its logical worker moves, unless the dataset has ``state_dict()``.
     """
@@ -51,7 +51,7 @@ class OwnGenerators:
         self._at_first: dict[str, Any] = {}
         try:
             found = list(own_generators(dataset, collate_fn))
-        except Exception as error:  # a stand-in for another object cannot load it in this process
+        except Exception as error:  # a lazy proxy in the dataset cannot load its target in this process
             logger.debug("no generators are looked for in %s: %r", type(dataset).__name__, error)
             return
         for name, one in found:
@@ -69,16 +69,16 @@ class OwnGenerators:
             _seed(one, ticket_seed(seed, place))
 
     def states(self) -> dict[str, Any]:
-        """Return the present states, as `dpex.worker.states.generator_state` returns them, by place."""
+        """Return the present states, as `dpex.worker.states.generator_state` returns them, by path."""
         return {name: generator_state(one) for name, one in self.found.items()}
 
     def reset(self) -> None:
         self.restore(self._at_first)
 
     def restore(self, states: dict[str, Any]) -> None:
-        """Set the generators to ``states``. A generator whose place is not among them keeps its state.
+        """Set the generators to ``states``. A generator whose path is not in ``states`` keeps its state.
 
-        Raises StateError if a state belongs to another kind of generator than the generator at its place.
+        Raises StateError if a state and the generator at its path are of different kinds.
         """
         for name, state in states.items():
             one = self.found.get(name)
@@ -111,7 +111,7 @@ def _seed(generator: Any, seed: int) -> None:
 
 
 def own_generators(dataset: Any, collate_fn: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each generator with the name of its place; the nearest come first."""
+    """Yield each generator with its path, in breadth-first order."""
     waiting = deque([_root(dataset), ("collate_fn", collate_fn)])
     seen: set[int] = set()
     in_class = functools.cache(_in_class)
@@ -129,7 +129,7 @@ def own_generators(dataset: Any, collate_fn: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _root(dataset: Any) -> tuple[str, Any]:
-    """Return the object that makes the samples of a batch, with its name. Generators that a stream reads with stay."""
+    """Return the object that makes the samples of a batch, with its name. A stream's source is left out."""
     inner = users_dataset(dataset)
     name = type(inner).__name__
     if isinstance(inner, DecodedStream):
@@ -166,7 +166,7 @@ def _parts(name: str, one: Any, in_class: Callable[[Any], dict[str, Any]]) -> It
     else:
         try:
             attributes = dict(vars(one))
-        except Exception:  # it has none, or is a stand-in for something that is not there
+        except Exception:  # no attributes, or a lazy proxy whose target is missing
             return
         for attribute, value in {**in_class(type(one)), **attributes}.items():
             yield f"{name}.{attribute}", value

@@ -1,9 +1,9 @@
 """Load the samples of a batch one by one, report samples that fail, and count the reports.
 
-A batch stays full. Under "skip" the place of a sample that fails is taken by another sample of the same batch, which is
-then in it twice. Under "replace" it is taken by another sample of the dataset, drawn by a number made of the seed, the
-index that failed and its batch. So neither the number of batches nor their order depends on failures, ranks stay in
-step, and any worker makes the same batch. If all samples of a batch fail, "skip" works like "replace".
+A batch stays full. Under "skip" another sample of the same batch replaces a sample that fails, and is then in the batch
+twice. Under "replace" a random sample of the dataset replaces it, chosen by a function of the base seed, the batch and
+the failed index. So neither the number of batches nor their order depends on failures, ranks stay in step, and any
+worker makes the same batch. If all samples of a batch fail, "skip" works like "replace".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TRIES = 8
 _MOST_LETTERS = 200
 """Characters of an error's text that are kept."""
 LOOKS = 4
-"""Looks within the time that a sample may take. It may take one more at most."""
+"""Looks at the present sample per time limit. A sample exceeds its limit by at most one interval between looks."""
 EXIT_CODE = 75
 """EX_TEMPFAIL of sysexits.h."""
 _MOST_STACK_LETTERS = 4000
@@ -51,7 +51,7 @@ class HangsError(Exception):
 
 
 class SampleGuard:
-    """Loads the samples of one worker, of a map-style dataset. ``seed``: for samples that take the place of others."""
+    """Loads the samples of a map-style dataset for one worker. ``seed``: chooses replacements of failed samples."""
 
     def __init__(self, dataset: Any, policy: SamplePolicy, seed: int) -> None:
         self._dataset = dataset
@@ -82,8 +82,8 @@ class SampleGuard:
         return self._one_by_one([wanted], left_out)[0]
 
     def _bulk(self, wanted: Any) -> Any:
-        """Return all samples, loaded at once, or None if that fails. Each is then loaded alone, to find the failing
-        one."""
+        """Return all samples, loaded by one call, or None if it fails. The caller then loads each sample alone, to find
+        the failing sample."""
         if self._watch is not None:
             self._watch.begin(ALL_AT_ONCE, wanted, len(wanted))
         try:
@@ -136,9 +136,9 @@ class SampleGuard:
     # -- replacements ----------------------------------------------------------------------------------------------
 
     def filling(self, data: list[Any], wanted: Sequence[Any], errors: Collection[int]) -> dict[int, Iterator[int]]:
-        """Put samples of the batch in the places of samples that failed.
+        """Under "skip", replace samples that failed by good samples of the batch.
 
-        Return the places that take another sample of the dataset, each with the indices to try.
+        Return the positions that still need a sample of the dataset, each with the indices to try.
         """
         good = [place for place in range(len(data)) if place not in errors]
         others: dict[int, Iterator[int]] = {}
@@ -155,7 +155,7 @@ class SampleGuard:
             yield random.Random(f"{self._seed}/{wanted[0]!r}/{wanted[place]!r}/{place}/{attempt}").randrange(size)
 
     def _another(self, candidates: Iterator[int], place: int, error: Exception) -> Any:
-        """Return another sample of the dataset, or raise the error of the sample if all that are tried fail."""
+        """Return the first of the candidates that loads; raise ``error`` if none does."""
         for drawn in candidates:
             try:
                 return self._load(drawn, place)
@@ -215,14 +215,14 @@ class SampleWatch:
         self._loading = self._begun
 
     def begin_again(self) -> None:
-        """Give the sample that is being loaded, if there is one, the whole time from now on."""
+        """Restart the time limit of the sample that is being loaded, if there is one."""
         if self._loading != _NONE:
             self.begin(self._place, self._index, self._looks // LOOKS)
 
     def end(self) -> None:
         self._loading = _NONE
         while self._is_ending:
-            time.sleep(0.001)  # the thread has just found that it took too long, and sends something
+            time.sleep(0.001)  # the watching thread may be reporting this sample, to end the process then
 
     def run(self) -> None:
         """Look in an endless loop. This is the body of the watching thread."""
@@ -240,7 +240,7 @@ class SampleWatch:
 
     def _end_process(self, loading: int) -> None:
         self._is_ending = True
-        if self._loading == loading:  # else it has ended meanwhile; after this, it cannot any more
+        if self._loading == loading:  # if not, the sample has just ended; if so, `end` now waits
             frame = sys._current_frames().get(self._thread_id)
             stack = _stack_of_dataset(frame) if frame is not None else ""
             try:
@@ -254,7 +254,7 @@ _CALLERS = {SampleGuard._get.__code__, SampleGuard._bulk.__code__}
 
 
 def _stack_of_dataset(frame: FrameType) -> str:
-    """Return the stack from the dataset on, without the frames of dpex that called it; if it is long, its end."""
+    """Return the stack from the dataset's frame to the innermost one; only the end of a long stack."""
     frames = list(itertools.takewhile(lambda each: each[0].f_code not in _CALLERS, traceback.walk_stack(frame)))
     lines = traceback.StackSummary.extract(reversed(frames)).format()
     while sum(map(len, lines)) > _MOST_STACK_LETTERS and len(lines) > 1:
@@ -279,8 +279,8 @@ def begin_watch(timeout_s: float, tell: Callable[[int, Any, str], None]) -> None
 class SampleErrors:
     """Counts the samples that could not be loaded, names them, and ends the pass if they are too many.
 
-    The thread that takes batches in uses it, and any thread may read it. Warnings and errors are returned as
-    instructions, which the training thread performs. ``count`` samples failed, the ``latest`` of which are kept.
+    The thread that receives batches updates it, and any thread may read it. Warnings and errors are returned as
+    instructions, which the training thread performs. ``count``: failed samples. ``latest``: the last `FAILED_KEPT`.
     """
 
     def __init__(self, policy: SamplePolicy) -> None:

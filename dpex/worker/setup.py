@@ -25,9 +25,9 @@ _default_dtype, _is_autocast = torch.get_default_dtype, torch.is_autocast_enable
 class Modes(NamedTuple):
     """Modes of a thread that torch's results depend on: gradients, inference, autocast, default dtype.
 
-    Workers inherit these modes from the thread that starts them, and batches made in the training process would have
-    its modes of the moment. So that a batch depends on neither, the modes in which ``iter()`` was called are kept, and
-    every batch of ``seeding="batch"`` is made in them, in any process and at any time.
+    Without this class, a worker would have the modes of the thread that started it, and a batch made in the training
+    process the modes of that moment. Instead, every batch of ``seeding="batch"`` is made in the modes of the call of
+    ``iter()``, in any process and at any time.
 
     Settings that a program makes permanently are left out: ``torch.use_deterministic_algorithms``,
     ``torch.set_float32_matmul_precision``, ``torch.set_flush_denormal``. Workers have these as they were when the
@@ -128,7 +128,7 @@ def _rebound(function: Any, old: Any, new: Any) -> Any:
 
 
 _LEAST_KEPT = 4 << 20
-"""Bytes. The heap of a worker keeps twice as much freed memory, and twice the size of a batch more."""
+"""Bytes. A worker's heap keeps freed memory of up to twice the sum of this and the size of a batch."""
 
 
 def prepare_process() -> None:

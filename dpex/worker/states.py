@@ -148,7 +148,7 @@ class DatasetState:
 class LogicalState(NamedTuple):
     """State of a logical worker. A missing part (None) has its initial state.
 
-    ``own``: states of generators that lie in the dataset, by the names of their places.
+    ``own``: states of the generators in the dataset, by path (`OwnGenerators`).
     """
 
     random: RandomStates | None = None

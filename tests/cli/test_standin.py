@@ -93,7 +93,7 @@ class OwnSampler(DataLoader[Any]):
 @pytest.mark.parametrize(
     ("loader", "reason"),
     [
-        (lambda: DataLoader(IterableWrapper([1, 2, 3])), "DataPipes are left to it"),
+        (lambda: DataLoader(IterableWrapper([1, 2, 3])), "DataPipes are left to PyTorch"),
         (lambda: OwnSampler(NUMBERS, batch_size=2), "its class defines _index_sampler"),
     ],
     ids=["datapipe", "own sampler"],

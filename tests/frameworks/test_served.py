@@ -263,7 +263,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: serve(OwnIterators(DATA)), "its class makes iterators itself. Train with a DpexDataLoader"),
     (lambda: serve([1]), "its class makes iterators itself"),
     (lambda: serve(OwnSampler(DATA)), "its class defines _index_sampler"),
-    (lambda: serve(DataLoader(IterableWrapper([1, 2]))), "DataPipes are left to it"),
+    (lambda: serve(DataLoader(IterableWrapper([1, 2]))), "DataPipes are left to PyTorch"),
 ]
 
 

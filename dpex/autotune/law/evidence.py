@@ -18,7 +18,7 @@ _R = TypeVar("_R", bound=Record)
 
 
 class RecentSum(Generic[_R]):
-    """The sum of the latest windows: at most `Constants.recent`, and at least half of that later on."""
+    """The sum of the latest windows: at most `Constants.recent`, and at least half of it once so many were added."""
 
     def __init__(self, empty: _R) -> None:
         self.sum: _R = empty
@@ -26,7 +26,7 @@ class RecentSum(Generic[_R]):
         self._count = 0
 
     def add(self, window: _R) -> None:
-        """Add a window. A sum of windows drops old windows without the errors of a subtraction."""
+        """Add a window. Old windows are left out of a new sum, which avoids the errors of subtracting them."""
         if self._count == CONSTANTS.recent // 2:
             self._earlier, self._later, self._count = self._later, self._empty, 0
         self._later, self._count = self._later.then(window), self._count + 1
@@ -34,14 +34,14 @@ class RecentSum(Generic[_R]):
 
 
 class Cusum:
-    """Two-sided CUSUMs on the logarithm of a time (Page, 1954), one per condition. Its noise outlives `reset`."""
+    """Two-sided CUSUMs on the logarithm of a time (Page, 1954), one per condition. `reset` keeps the variance."""
 
     def __init__(self) -> None:
         self._variance, self._seen = 0.0, 0
         self._sums: dict[object, tuple[int, float, float, float]] = {}
 
     def reset(self) -> None:
-        """Start again with another mean."""
+        """Forget the means and sums."""
         self._sums = {}
 
     def add(self, seconds: float, under: object = None) -> bool:
@@ -65,7 +65,7 @@ class WorkEstimate:
     """The measurements of the work since it last changed.
 
     Attributes:
-        sum: Recent windows with steps. The sum of a pool is of recent windows in which it made batches.
+        sum: The sum of recent windows with steps; for a pool, of recent windows in which it made batches.
     """
 
     def __init__(self, cusums: defaultdict[str, Cusum] | None = None) -> None:
@@ -111,9 +111,9 @@ class WorkEstimate:
         return tuple(found)
 
     def is_other_work(self, window: Reading, growth: float) -> bool:
-        """Return True if all batches of a pool took far longer than nine in ten of the latest batches before.
+        """Return True if all batches of a pool took far longer than the 90th percentile of earlier batches.
 
-        Where storage, a link or CPUs are full, ``growth`` times the workers take up to ``growth`` times as long.
+        If storage, a link or CPUs are saturated, ``growth`` times the workers take up to ``growth`` times as long.
         """
 
         def is_other(pool: PoolReading, before: PoolReading) -> bool:
@@ -127,7 +127,7 @@ class WorkEstimate:
 
     @property
     def service_s(self) -> float:
-        """The mean seconds of a local worker's batch without queueing; without one, of a remote worker's; else 0."""
+        """Mean seconds of a local worker's batch without queueing; of a remote worker's if none was local; else 0."""
         pools = (self._pools[name].sum for name in WORKER_POOLS)
         return next((net_mean_s(pool, pool.queueing_s or 0.0) for pool in pools if pool.tickets), 0.0)
 
@@ -136,9 +136,9 @@ class SettingStats:
     """The windows under one setting.
 
     Attributes:
-        sum: All of them.
+        sum: The sum of all these windows.
         made: The batches of both pools in recent windows.
-        calm: The latest windows in a row without a wait.
+        calm: Number of the latest consecutive windows without a wait.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class SettingStats:
         self._rows: deque[tuple[int, int, float]] = deque(maxlen=CONSTANTS.recent)
 
     def add(self, window: Reading, goal: float) -> None:
-        """Take in a window. ``goal``: The share of the time in ``next()`` that counts as no wait."""
+        """Take in a window. ``goal``: The maximum share of blocked time that counts as no wait."""
         made = window.local.plus(window.remote)
         self._rows.append((window.later_batches, made.tickets, window.seconds))
         self._made.add(made)
@@ -171,15 +171,15 @@ class SettingStats:
 
     @property
     def is_late(self) -> bool:
-        """True if the next batch in turn was missing for most of the wait."""
+        """True if, for most of the wait, later batches were ready and only the next one was missing."""
         return self.sum.straggler_s > 0.5 * self.sum.blocked_s
 
     def is_draining(self, headroom: float) -> bool:
-        """Return True if the loop took batches that were ready before, because workers made few."""
+        """Return True if the loop took more than ``headroom`` times the batches made, so that the prefetch empties."""
         return headroom * sum(row[1] for row in self._rows) < sum(row[0] for row in self._rows)
 
     def rate(self, *, made: bool = False) -> tuple[float, float]:
-        """Return the batches per second that were delivered, or made, and the standard error."""
+        """Return the batches per second that were delivered (or made, if ``made``), and the standard error."""
         rows = [(row[int(made)], row[2]) for row in self._rows]
         total, seconds = (sum(each) for each in zip(*rows, strict=True)) if rows else (0, 0.0)
         if not seconds:

@@ -1,4 +1,4 @@
-"""The law: how many workers and how large a prefetch, from one model and a few rules. PURE: time is in the windows.
+"""The law chooses workers and prefetch by one model and a few rules. PURE: it reads no clock, as windows have times.
 
 ``docs/explanation/tuning.md`` has the rules: start (`initial_settings`), jump (`Law._grow`), judge (`Law._judge`),
 probe (`Law._probe`), change (`Law._drop_evidence`) and give back (`Law._give_back`). `dpex.autotune.supervisor` keeps
@@ -45,7 +45,7 @@ class Trial:
         before: The windows under ``old``.
         service_s, wall_s: Mean seconds of a batch before the change, without and with queueing for a CPU.
         median_s: Median seconds of a batch before the change.
-        reverted: The growth that the change takes back.
+        reverted: The trial of the growth that this change reverts.
         made: Batches that local workers made since the change.
     """
 
@@ -92,7 +92,7 @@ class Law:
         self.model: Model | None = None
         self._cusums: defaultdict[str, Cusum] = defaultdict(Cusum)
         self._drop_evidence()
-        self._is_fresh = config.start is None  # the start of another run is not left for batches of starting workers
+        self._is_fresh = config.start is None  # no early jump from the settings of another run
 
     def useful_remote(self, most: int) -> int | None:
         """The number of remote workers that would pay if the cluster had places for ``most``; None if unknown."""
@@ -133,7 +133,7 @@ class Law:
         return max(new, trial.old.workers) / max(1, min(new, old))
 
     def _decide_early(self, window: Reading) -> Decision | None:
-        """Return the first jump since the work is known. It is compared with no windows under the present setting."""
+        """Return a first jump as soon as the work is known, without windows under the present setting."""
         if self._trial is not None:
             return None
         made = self._work.sum.tickets
@@ -264,7 +264,7 @@ class Law:
             return None
         fit = model.limits.most_local(model.unevenness)
         if record.is_late and now.local > fit and model.unevenness > k.is_uneven_from:
-            return self._change(window, fit, now.remote, "limit", None)  # prefetch makes more of their memory
+            return self._change(window, fit, now.remote, "limit", None)  # prefetch uses their memory better
         if record.is_late or now.workers * model.step_s > model.local.service_s:
             self._depth = k.most_depth
         return self._probe(window) or self._change(window, now.local, now.remote, "spread", None)

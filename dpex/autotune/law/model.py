@@ -5,9 +5,9 @@ takes ``t`` seconds, and ``k`` CPU seconds of the training process. So::
 
     rate(W) = min(W / s, F / (c + k), 1 / t, limit of memory),   F = max(C - o, C W / (W + o))
 
-The second limit counts only batches of local workers in ``c``. ``F`` is the part that other programs leave, or an equal
-part for each thread that needs a CPU. The present setting corrects the limits of workers by the ratio of the measured
-rate to the predicted rate.
+In the second limit, batches of remote workers cost only ``k``. ``F`` is the larger of two values: the CPUs that other
+programs leave, and an equal part for each thread that needs a CPU. The limits of workers are multiplied by the ratio of
+the measured to the predicted rate of the present setting.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PoolCost:
 
     Attributes:
         service_s: Seconds that a worker takes for a batch, queueing for a CPU not included.
-        cpu_s: CPU seconds of that.
+        cpu_s: CPU seconds that a worker takes for a batch.
     """
 
     service_s: float
@@ -103,7 +103,7 @@ class Model:
         error: The relative standard error of ``measured_rate``.
         start: The cost of a start; None if workers persist.
         limits: Limits of memory, configuration and cluster.
-        lanes: Batches that a worker makes at the same time. ``service_s`` is its time per batch over ``lanes``.
+        lanes: Batches that a worker makes at the same time. ``service_s`` is its time per batch divided by ``lanes``.
     """
 
     now: Settings
@@ -138,18 +138,18 @@ class Model:
     ) -> Model:
         """Return the model of measured work, which has at least one batch and one step.
 
-        A pool without batches takes the cost of another. The way from a remote worker is part of its time. The
-        arguments are `Model`'s, except ``is_full``, which tells whether hardly any CPU of this machine was idle. They
-        differ between the law and a diagnosis for these reasons:
+        A pool without batches gets the cost of another pool. A remote worker's time includes the transit. The arguments
+        are `Model`'s, except ``is_full``, which tells whether hardly any CPU of this machine was idle. The law and a
+        diagnosis pass different values for these reasons:
 
         - ``step_s``, ``step_queued_s``: In a window most waits have no cause yet, so the law takes the step from the
-          clock. It plans for less queueing. A diagnosis predicts the queueing of a step apart from the model.
-        - ``others``: The law plans for the most of recent windows, because other programs come again. A diagnosis
+          clock. It plans for less queueing. A diagnosis predicts the queueing of a step outside the model.
+        - ``others``: The law takes the maximum of recent windows, because other programs come again. A diagnosis
           explains a run, and takes the mean.
-        - ``is_full``: The law takes the windows under the present setting, and a diagnosis the run.
-        - ``measured_rate``, ``error``: The law compares windows under one setting, and knows how they scatter. A
-          diagnosis leaves out seconds that the setting does not explain, and knows the errors of past predictions.
-        - ``start``: The law chooses workers for the next start and takes the latest. A diagnosis takes the mean.
+        - ``is_full``: The law takes the windows under the present setting, and a diagnosis the whole run.
+        - ``measured_rate``, ``error``: The law takes the rate and its scatter from windows under one setting. A
+          diagnosis leaves out seconds that the setting does not explain, and adds the errors of past predictions.
+        - ``start``: The law takes the latest start, to choose workers for the next. A diagnosis takes the mean.
         """
 
         def cost(name: str) -> PoolCost:
@@ -205,13 +205,13 @@ class Model:
     def free_cpus(self, local: int) -> float:
         """Return the CPUs that ``local`` workers can have.
 
-        Other programs leave some CPUs. A kernel gives each thread an equal part, which may be more.
+        It is the larger of the CPUs that other programs leave and the equal part that a kernel gives each thread.
         """
         return max(self.cpus - self.others, self.cpus * local / max(_TINY, local + self.others))
 
     @property
     def cpu_share(self) -> float:
-        """CPU time of a local worker over its time."""
+        """Share of CPU time in a local worker's time, queueing not included."""
         return min(1.0, max(_TINY, self.local.cpu_s / max(_TINY, self.local.service_s)))
 
     def _capacity(self, settings: Settings) -> float:
@@ -248,8 +248,8 @@ class Model:
     def workers_to_fill(self, *, spared: float | None = None) -> int:
         """Return the local workers that keep all CPUs busy except the CPUs of the training process.
 
-        There is one more for each worker that waits, and one for each CPU that other programs use, since the kernel
-        divides the CPUs equally. ``spared``: CPUs that stay idle instead.
+        More workers are needed if workers wait for data, or if other programs use CPUs, since the kernel divides the
+        CPUs equally. ``spared``: Return instead the workers that leave this many CPUs idle.
         """
         share = self.cpu_share
         if spared is not None:
@@ -321,8 +321,8 @@ class Model:
     def without_others(self, *, keeps_factor: bool = False, only_cpu: bool = False) -> Model:
         """Return the model without other programs.
 
-        Where CPUs limit the workers, the measured rate is low because the kernel left them few CPUs. So the measured
-        rate is dropped, unless ``keeps_factor``. With ``only_cpu``, other programs explain all time beyond CPU time.
+        If CPUs limit the workers, other programs explain a low measured rate, so it does not correct the prediction
+        unless ``keeps_factor``. With ``only_cpu``, other programs also explain all time beyond CPU time.
         """
         alone = replace(self, others=0.0, step_queued_s=0.0)
         if only_cpu:

@@ -1,7 +1,7 @@
 """Put a decision of the law into sentences: the change, its reason, its evidence, and its expected effect. PURE.
 
 Every text begins with both settings, gives its evidence with units, and ends with the predicted rate, step and wait,
-of which ``rate * step + wait`` is 1.
+where ``rate * step + wait`` is 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def expected(
 ) -> tuple[float, float, dict[str, float]]:
     """Return the expected rate and wait under ``new``, and the measurements behind them, by name with a unit.
 
-    Without a model nothing is expected.
+    Without a model, return zeros and no measurements.
     """
     if model is None:
         return 0.0, 0.0, {}
@@ -45,7 +45,7 @@ def expected(
 
 
 def _outside_next_s(step_s: float, record: SettingStats, window: Reading) -> float:
-    """Return the seconds of a step outside ``next()``, of the ``step_s`` in which the training loop is not blocked."""
+    """Return the part outside ``next()`` of ``step_s``, the seconds of a step in which the loop is not blocked."""
     seen = _counted(record, window).sum
     return step_s * (1.0 - min(1.0, seen.next_busy_s / max(1e-9, seen.seconds - seen.blocked_s)))
 
@@ -53,7 +53,7 @@ def _outside_next_s(step_s: float, record: SettingStats, window: Reading) -> flo
 def measured(record: SettingStats, window: Reading) -> dict[str, float]:
     """Return rate and wait under the present setting, or in the latest window if none counts yet.
 
-    The rate is missing where the windows are too short for one. The wait is all time in ``next()``.
+    The rate is missing if the windows are too short for one. The wait is the share of all time in ``next()``.
     """
     seen = _counted(record, window)
     return {"rate": seen.rate()[0], "wait": seen.sum.wait} if seen.has_rate else {"wait": seen.sum.wait}
@@ -76,7 +76,7 @@ def named(settings: Settings) -> str:
 
 
 def decided(decision: Decision, window: Reading, failed: Decision | None = None) -> str:
-    """Return the text of a decision. failed: The decision that it undoes."""
+    """Return the text of a decision. ``failed``: The earlier decision that an "undo" reverts."""
     old, new = decision.old, decision.new
     if decision.reason == "undo":
         return f"Back from {named(old)} to {named(new)}, because {_failure(failed)}.{_expected(decision, 0.0)}"
@@ -104,7 +104,7 @@ def described(one: Decision) -> str:
 
 
 def expectation(one: Decision) -> str:
-    """Return the expected rate and wait. The model knows no rate of batches in flight: these only hide slow batches."""
+    """Return the expected rate and wait. The model predicts no gain from prefetch, which only hides slow batches."""
     least = "at least " if one.reason == "spread" else ""
     return f"{least}{_rate(one.predicted_rate)} with a wait of {percent(one.predicted_wait)}"
 
@@ -144,7 +144,7 @@ def _limit(old: Settings, new: Settings, window: Reading) -> str:
 
 
 def _costs(decision: Decision) -> str:
-    """Time and CPU time of a batch, and time of a step that always has a CPU."""
+    """Return a sentence with a batch's time and CPU time, and a step's time without queueing for a CPU."""
     known = decision.evidence
     if not known.get("service_s"):
         return ""

@@ -3,11 +3,11 @@
 A trace begins with a ``header``: format, version, process and machine, and the ``origin`` of the first policy, which is
 its configuration, start and limits. Then follow, in the order in which they happened, ``window`` (before the policy
 sees it), ``outcome`` (of an earlier decision, by its number) and ``decision`` (as taken). ``renewed`` has the
-``origin`` of another policy, after limits changed. Declarations of a field (`dpex.measure.record`) say whether a window
-holds it.
+``origin`` of another policy, after limits changed. The declaration of a field (`dpex.measure.record`) tells whether a
+window contains it.
 
-A reader takes a version whose first number it knows. A newer second number adds kinds of lines and fields. An older
-reader passes over them. A newer reader gives missing fields their defaults.
+A reader accepts a version whose first number it knows. A higher second number adds kinds of lines and fields. An older
+reader skips them. A newer reader gives missing fields their defaults.
 
 The tuner's thread alone writes, and only in the process that made the `TraceFile`. Nothing is held between two lines,
 neither a buffer nor a descriptor, so that a killed run leaves a readable file and a fork shares nothing. An error while
@@ -47,7 +47,7 @@ VARIABLE = "DPEX_TRACE"
 
 
 class Recorder:
-    """Makes the records of a run and hands each to ``emit``. ``header``: A function like `header`, for the first."""
+    """Makes the records of a run and passes each to ``emit``. ``header``: Makes the first one, as `header` does."""
 
     def __init__(self, emit: Callable[[dict[str, Any]], object], header: Callable[[float], dict[str, Any]]) -> None:
         self._emit = emit
@@ -171,7 +171,7 @@ def wanted(config: AutotuneConfig, environ: Mapping[str, str]) -> Path | None:
 
 
 def filled_in(name: str, environ: Mapping[str, str]) -> str:
-    """Return a file's name with this process for ``{pid}`` and its rank for ``{rank}``."""
+    """Return a file's name with ``{pid}`` replaced by this process's id and ``{rank}`` by its rank."""
     return name.replace("{pid}", str(os.getpid())).replace("{rank}", str(rank(environ)))
 
 

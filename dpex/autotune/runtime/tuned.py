@@ -21,7 +21,7 @@ _LEAST = {"local": 0, "remote": 0, "prefetch": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """The workers and the prefetch that a loader found, to begin with in another run: `AutotuneConfig(start=...)`.
+    """The workers and the prefetch that a loader found. Another run starts with them: `AutotuneConfig(start=...)`.
 
     Attributes:
         local, remote: Workers on this machine, and on the cluster.
@@ -61,13 +61,13 @@ class Tuned:
         return {"num_workers": "auto", "autotune": config}
 
     def torch_arguments(self) -> dict[str, Any]:
-        """Return the arguments of PyTorch's loader that come nearest: the workers of this machine."""
+        """Return the nearest arguments of PyTorch's loader, which has only local workers."""
         factor = math.ceil(self.prefetch / max(1, self.local + self.remote))
         return {"num_workers": max(1, self.local), "prefetch_factor": factor}
 
 
 def start_of(config: AutotuneConfig) -> Tuned | None:
-    """Return the start that a configuration names; None if it names none.
+    """Return the initial settings in ``config.start``; None if it is None.
 
     Raises:
         OptionError: The file is missing, is of another version, or holds something else.

@@ -2,7 +2,7 @@
 
 One daemon thread ("dpex-tuner") per loader reads the loader's engines while they exist. The thread and the consumer
 never wait for each other: the thread reads without the engine's lock, and the consumer's thread carries out its
-requests at the next turn. If a turn takes longer than its epoch, as a call to Ray may, the thread ends after the turn,
+requests in ``next()``. If `Tuner.turn` outlasts the epoch, as a call to Ray may, the thread ends after that turn,
 and the thread of the next epoch waits for it. `dpex.autotune.runtime.windows` determines the start and the end of a
 window.
 
@@ -40,11 +40,11 @@ logger: logging.Logger = logging.getLogger("dpex")
 
 
 def cold_start(cpus: float | None = None, ranks: int | None = None, memory: float | None = None) -> Settings:
-    """Return the law's start, on this rank's part of the CPUs and of the memory.
+    """Return the settings that the law starts with, for this rank's part of the CPUs and of the memory.
 
     Args:
         cpus: The job's CPUs on the machine; None: read from the system.
-        ranks: The job's ranks there; None: read from the environment.
+        ranks: The job's ranks on the machine; None: read from the environment.
         memory: Free bytes of the machine; None: read from the system.
     """
     cpus = usable_cpus() if cpus is None else cpus
@@ -65,7 +65,7 @@ class Tunable(Protocol):
         """Return the present state."""
 
     def request(self, settings: Settings) -> None:
-        """Have other settings within the consumer's next turn."""
+        """Request other settings, which the consumer's thread applies in ``next()``."""
 
 
 class Tuner:
@@ -174,7 +174,7 @@ class Tuner:
             self._windows, self._changing = MeasurementWindows(), threading.Lock()
 
     def remove_engine(self, engine: Tunable) -> None:
-        """Forget an engine that has ended; with the last of them the thread ends. Idempotent."""
+        """Forget an engine that has ended. The thread ends with the last engine. Idempotent."""
         if self._pid != os.getpid():
             return
         self._engines = [other for other in self._engines if other is not engine]
@@ -239,13 +239,13 @@ class Tuner:
         supplied_s = window.seconds if window.ready else 0.0
         found: dict[str, Any] = {"kernel_s": busy * window.seconds, "kernel_seen_s": window.seconds}
         found |= {"kernel_supplied_s": busy * supplied_s, "supplied_s": supplied_s}
-        self.kernels = self.kernels.plus(Reading(**found))  # while passes run: later the GPU is idle
+        self.kernels = self.kernels.plus(Reading(**found))  # only in passes, as the GPU is idle later
         return found
 
     def _of_machine(self, window: Reading) -> dict[str, Any]:
-        """Return the fields about the machine, with the part of its free memory that is this rank's, or its group's.
+        """Return the fields about the machine. Its free memory is reduced to the part of this rank, or of its group.
 
-        All ranks see the same free memory and grow at the same time. The trainer keeps a part for itself.
+        All ranks see the same free memory and grow at the same time. ``memory_share`` leaves a part to the trainer.
         """
         assert self._machine is not None
         local = window.local
@@ -279,10 +279,10 @@ class Tuner:
         return found
 
     def _keep_place(self, reports: Sequence[EngineReport]) -> None:
-        """Report this loader to the cluster while no window ends, as before the first batch of a pass.
+        """Report this loader to the cluster while no window ends, for example before the first batch of a pass.
 
-        A loader without a place on the cluster has no batch, and so no window. Other loaders release its share only if
-        it reports.
+        A loader whose workers wait for room on the cluster has no batch, and so no window. Other loaders release its
+        share only if it reports.
         """
         is_due = self._clock() - self._asked_for_room_at >= ROOM_EVERY_S
         if self._room is None or not self._limits.remote or not reports or not is_due:
@@ -310,7 +310,7 @@ class Tuner:
 
     def _learn(self, report: EngineReport) -> bool:
         """Take in a limit that an engine has met. Return True if that has replaced the law."""
-        if report.refused is not None and self._limits.remote:  # its dataset cannot travel, or the cluster is gone
+        if report.refused is not None and self._limits.remote:  # the dataset cannot be sent, or the cluster is gone
             local, why = report.reading.settings.local, f"there can be no remote workers: {report.refused}"
             self._renew(why, lambda limits: limits.without_remote(local), **{LOCAL: local, REMOTE: 0})
             return True
@@ -323,7 +323,7 @@ class Tuner:
         return False
 
     def _is_news(self, most: int) -> bool:
-        """Return True if the system allows only ``most`` local workers, fewer than the limit, which is not fixed."""
+        """Return True if ``most`` local workers are fewer than the limit, and the limit is not fixed."""
         return self._limits.least_local != self._limits.local > most
 
     def _carry_out(self, decision: Decision, law: Supervisor) -> None:
@@ -333,10 +333,10 @@ class Tuner:
                 return
             self.settings = decision.new
             self._request()
-        logger.info("auto: %s", decision.text)  # without the lock: a handler of the user's may take long
+        logger.info("auto: %s", decision.text)  # outside the lock: a log handler may take long
 
     def give_up(self, error: Exception) -> None:
-        """Go back to the last setting that was seen to work, and stay there, because tuning has raised ``error``."""
+        """Go back to the last setting that was kept, and stop tuning, because tuning has raised ``error``."""
         with self._changing:
             self._has_failed = True
             old, new = self.settings, self._last_good()

@@ -88,7 +88,7 @@ def machine_of(reading: Reading) -> MachineCounts:
 
 
 class MeasurementWindows:
-    """The windows of several engines, which the caller numbers. The engine with the most progress ends a window of all.
+    """Windows of several engines, which the caller numbers. A window counts the engine with the most progress.
 
     Several threads may use it.
 
@@ -119,7 +119,7 @@ class MeasurementWindows:
         self.length_s = min(longest_s, 2 * self.length_s)
 
     def go_on(self, window: Reading, longest_s: float, *, is_changed: bool) -> None:
-        """Set the length of the window after ``window``: short after a change, and the same while workers start."""
+        """Set the length of the next window: short after a change, unchanged while workers start, else doubled."""
         running = window.local.running + window.remote.running
         coming = window.local.requested + window.remote.requested - window.remote.unplaced
         if is_changed:
@@ -181,7 +181,7 @@ class MeasurementWindows:
         return WindowMark(reading, self._machine(reading))
 
     def _starves_suddenly(self, reports: Sequence[tuple[int, EngineReport]]) -> bool:
-        """Begin a window and return True if since the last glance the consumer waits, or batches take far longer."""
+        """Return True if since the last glance the consumer waited or batches were slow. The window restarts there."""
         if self._waited > SUDDEN / 2:
             self._glances.clear()
             return False
@@ -199,7 +199,7 @@ class MeasurementWindows:
         return True
 
     def _has_base(self, number: int, report: EngineReport) -> bool:
-        """Return True if a window of that engine is open; open one where it is missing or would mislead."""
+        """Return True if a window of that engine is open; else open one, also after a resize or an absence."""
         entry, reading = self._bases.get(number), report.reading
         if entry is not None and entry.progress_to(reading) < (0, 0.0):
             entry = None  # a number that is used again, for another engine

@@ -1,2 +1,2 @@
-"""Workers on another machine: a process that keeps a pool of local workers there, and the trainer's end of its
-connection."""
+"""Workers on other machines: the agent, a process that runs a pool of local workers on its node, and the trainer's end
+of its connection."""

@@ -1,14 +1,14 @@
-"""The agent server: a process on a node from which agents are forked, so that only the first one waits for an import.
+"""The agent server: a process on a node that forks the agents, so that only the first agent waits for imports.
 
-Importing torch takes most of the time until a first remote batch. The guardian starts the server once, as its child,
-and all pools of a training process have their agents on that node forked from it, within milliseconds.
+Importing torch takes most of the time until a first remote batch. The guardian starts the server once, as its child.
+The server then forks an agent for each pool of the training process, within milliseconds.
 
 The guardian sends ``("start", fields)`` of a `dpex.pools.agent.connection.TrainerAddress`, and ``("stop", agent)``.
 The server answers ``("ended", agent, exit code)``. An agent that cannot begin sends ``("why", agent, text)`` before it
 ends.
 
-The server has one thread. It ends with the guardian, which it watches through a pidfd, or with the socket. Its agents
-watch the guardian, too. The kernel kills them if the server dies before (PR_SET_PDEATHSIG).
+The server has one thread. It ends when the socket closes, or when the guardian ends, which a pidfd shows. Its agents
+watch the guardian, too. If the server dies first, the kernel kills them (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from dpex.pools.agent.connection import TrainerAddress, connect
 from dpex.system.processes import pidfd
 
 MESSAGE_BYTES = 1 << 16
-"""The longest message of the socket: an address, or a reason."""
+"""Maximum bytes of a message on the socket, which holds an address or a reason."""
 _LOOK_MS = 1000
 """Milliseconds between two checks for ended agents on a system without pidfds."""
 _LAST_S = 5.0
-"""Seconds that agents have to end after the guardian."""
+"""Seconds for which the server waits for an agent to end, once the guardian has ended."""
 
 
 def main(fd: int, guardian: int) -> None:
-    """Body of the server's process. ``fd``: its socket. ``guardian``: the process that started it.
+    """Body of the server's process. ``fd``: its socket. ``guardian``: the pid of the process that started it.
 
-    The garbage collector waits until the imports are done, which takes a twelfth of their time away.
+    The garbage collector is off during the imports, which saves a twelfth of their time.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     guardian_fd = pidfd(guardian)
@@ -53,15 +53,15 @@ def main(fd: int, guardian: int) -> None:
 
 
 class AgentServer:
-    """Forks agents as the ``guardian`` asks over the socket. ``guardian_fd``: a descriptor of it, or -1."""
+    """Forks agents on requests from the socket ``guardian``. ``guardian_fd``: the guardian's pidfd, or -1."""
 
     def __init__(self, guardian: socket.socket, guardian_fd: int) -> None:
         self._guardian = guardian
         self._guardian_fd = guardian_fd
         self._agents: dict[int, int] = {}
-        """The process of each agent, by its number."""
+        """The pid of each agent, by the agent's number."""
         self._ends: dict[int, int] = {}
-        """A pidfd of each process, or -1."""
+        """The pidfd of each agent, or -1, by its pid."""
 
     def run(self) -> None:
         """Serve until the guardian ends."""
@@ -128,7 +128,7 @@ class AgentServer:
         from dpex.pools.local import forking
 
         forking.die_with_parent(server)
-        current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it has processes of its own
+        current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # agents have child processes
         for fd in self._ends.values():
             if fd >= 0:
                 os.close(fd)

@@ -1,4 +1,4 @@
-"""The connection of an agent and its trainer, which accepts only agents that prove that they have the run's secret.
+"""The connection between an agent and its trainer. Each end proves to the other that it has the run's secret.
 
 The secret never travels over this connection. The agent receives it through Ray, which does not encrypt it unless it
 uses TLS. The handshake:
@@ -8,8 +8,8 @@ uses TLS. The handshake:
     agent   → trainer   the agent's proof
     trainer → agent     one byte: accepted
 
-A proof is an HMAC-SHA256 of the end that proves, the hello and the trainer's nonce. So it is valid once, for one end
-and one agent's number, and a recorded handshake grants no access. The frames after the handshake are not encrypted,
+A proof is an HMAC-SHA256 of the prover's role, the hello and the trainer's nonce. So a proof is valid once, for one
+role and one agent's number, and a recorded handshake grants no access. Frames after the handshake are not encrypted,
 like Ray's own traffic by default. Where Ray encrypts its traffic, dpex refuses remote workers.
 
 This module does not import torch, so that a node's guardian can test its import quickly. The trainer's end is an
@@ -56,8 +56,8 @@ _BACKLOG = 128
 """Connections that the kernel keeps until they are accepted: twice `MOST_GREETINGS`."""
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
 _GIVE_UP = ("TCP_USER_TIMEOUT", 15_000)
-"""Milliseconds for which sent bytes may stay unacknowledged. Keepalive asks only while nothing is under way; else the
-kernel tries for a quarter of an hour, while the training waits for that machine's batches."""
+"""Milliseconds for which sent bytes may stay unacknowledged. Keepalive probes idle connections only. On others the
+kernel would retransmit for a quarter of an hour, while the training waits for that machine's batches."""
 
 
 # -- the handshake -----------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def challenge(secret: bytes, send: Send, read: Read) -> int:
 
 
 class TrainerAddress(NamedTuple):
-    """The trainer's address, and the facts with which an agent introduces itself."""
+    """The trainer's address, and the secret and the number with which an agent introduces itself."""
 
     address: str
     port: int
@@ -128,7 +128,7 @@ class TrainerAddress(NamedTuple):
     agent: int
 
     def __repr__(self) -> str:
-        """Without the secret, which must not get into logs."""
+        """Return the fields except the secret, which must not get into logs."""
         return f"TrainerAddress(address={self.address!r}, port={self.port}, agent={self.agent})"
 
 
@@ -146,7 +146,7 @@ def connect(target: TrainerAddress) -> socket.socket:
 
 
 def reader(connection: socket.socket, deadline: float) -> Callable[[int], bytes]:
-    """Return a function that reads that many bytes of a connection, all of them before ``deadline``."""
+    """Return a function that reads exactly ``nbytes`` bytes from a connection, before ``deadline``."""
 
     def read(nbytes: int) -> bytes:
         found = b""
@@ -169,10 +169,10 @@ def _left_s(deadline: float) -> float:
 
 
 def tune(connection: socket.socket, *, is_trainer: bool) -> None:
-    """Have a connection block without a limit, send small things at once, and notice a lost machine within 15 seconds.
+    """Make a connection block without a timeout, send small messages at once, and detect a lost machine within 15 s.
 
-    An agent waits longer for a trainer that takes nothing, whose process may only be stopped. Its guardian ends the
-    agent of a trainer that is gone.
+    The agent's end does not limit unacknowledged bytes, because a trainer that reads nothing may only be stopped. If
+    the trainer has ended, the guardian ends the agent.
     """
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -188,8 +188,8 @@ def tune(connection: socket.socket, *, is_trainer: bool) -> None:
 class AdmissionServer:
     """Accepts agents. A flood of clients costs it a bounded number of threads and descriptors.
 
-    ``admit`` is called with each accepted connection and the agent's number, in the thread that greeted it. Raises
-    OSError if nothing can listen on ``address``, where agents reach this process.
+    ``admit`` is called with each accepted connection and the agent's number, in the thread that greeted the
+    agent. Raises OSError if this process cannot listen on ``address``, the address that agents connect to.
     """
 
     def __init__(self, address: str, admit: Callable[[socket.socket, int], None]) -> None:
@@ -245,10 +245,10 @@ class Arrived(NamedTuple):
 
 
 class AgentLink:
-    """The link to one agent, which closes the ``connection``. ``memory(nbytes)`` returns a writable buffer.
+    """The link to one agent. It owns ``connection``. ``memory(nbytes)`` returns a writable buffer.
 
-    Its thread calls ``memory``, and ``wake`` after each frame in ``arrived`` and at the end. When the connection has
-    ``ended``, ``arrived`` may still hold frames.
+    A thread receives frames into buffers from ``memory``, and appends them to ``arrived``. It calls ``wake`` after each
+    frame, and when the connection has ended. Then ``ended`` is True, and ``arrived`` may still hold frames.
     """
 
     def __init__(self, connection: socket.socket, memory: Callable[[int], Any]) -> None:
@@ -267,12 +267,12 @@ class AgentLink:
         return self._connection.fileno()
 
     def put(self, *header: Any) -> bool:
-        """Send a request, now or as soon as the connection takes it; return True if nothing is kept back."""
+        """Send a request, or queue it while the connection is full. Return True if nothing is queued."""
         self._writer.add_frame(header)
         return self.flush()
 
     def flush(self) -> bool:
-        """Send the waiting requests. Return True if all are sent. A broken connection is reported by ``ended``."""
+        """Send the queued requests. Return True if all are sent. A broken connection is reported by ``ended``."""
         with contextlib.suppress(OSError):
             return self._writer.flush()
         return True
@@ -298,7 +298,7 @@ class AgentLink:
 
 
 def link_over(connection: socket.socket, memory: Callable[[int], Any]) -> AgentLink | None:
-    """Let an agent in that has proved who it is, and return its link; None, and closed, if the connection broke."""
+    """Accept an agent that has proved its identity, and return its link. Return None if the connection broke."""
     try:
         tune(connection, is_trainer=True)
         connection.sendall(ACCEPTED)

@@ -1,12 +1,12 @@
 """Workers on other machines: one agent on each, and the tickets that each agent holds. This module knows nothing of
 Ray.
 
-Agents come from a source of `Nodes`: a cluster, or a test. It starts an agent on each node and reports it by `NodeNews`
-with an `AgentLink`, the trainer's end of the agent's connection.
+Agents come from an implementation of `Nodes`, such as a cluster. It starts an agent on each node, and reports the agent
+by a `NodeNews` with an `AgentLink`, the trainer's end of the agent's connection.
 
-A message of tickets that any worker may make goes to the agent with the fewest open messages for each of its workers,
-up to `REMOTE_WINDOW` of them. A message for a logical worker goes to the agent on which it lives. An agent whose
-connection ends is lost, with all it held.
+A message of tickets that any worker may make goes to the agent with the fewest unanswered messages per worker. An agent
+gets at most `REMOTE_WINDOW` messages per worker. A message for a logical worker goes to the agent that runs it. If the
+connection of an agent ends, the agent and all its tickets are lost.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from dpex.transport.pickling import cloud_dumps
 from dpex.worker.states import RngState
 
 WORKERS_AN_AGENT = 1_000_000
-"""Numbers of workers for each agent: worker k of agent n has the number `WORKERS_AN_AGENT` * n + k."""
+"""Size of each agent's range of worker numbers: worker k of agent n has the number `WORKERS_AN_AGENT` * n + k."""
 _pools = itertools.count(1)
 
 
@@ -57,7 +57,7 @@ class NodeNews(NamedTuple):
     "ready": The agent can open a pool over ``link``, with the dataset at ``path`` on its node.
     "room": The number of workers that the agent may have has changed.
     "lost": The agent has ended; ``why`` is the reason.
-    "failed": The cluster has no worker at present, or never (``for_good``). An empty ``why`` ends this state.
+    "failed": The cluster can run no worker at present or, with ``for_good``, ever. An empty ``why`` ends this state.
     "notice": A message for the user: a ``warning``, or a line of the log.
     "excluded": The node at ``place`` is excluded for a while. An empty ``why`` ends this state.
 
@@ -91,7 +91,7 @@ class AgentReport(NamedTuple):
     """Fields of `PoolReading` about the link, or None."""
     buffers: list[Any]
     shared: int = 0
-    """Count of results that another training received before."""
+    """Count of results that were made for another training."""
     sharing_ranks: int = 1
     """Count of the job's ranks that share the batches."""
 
@@ -116,8 +116,8 @@ class Nodes(Protocol):
         """Note how many workers of an agent run now, including workers that have been asked to leave."""
 
     def set_aside(self, agent: int, why: str) -> None:
-        """Have no more workers on the node of an agent, because it cannot serve this dataset. If other nodes can, the
-        news say so."""
+        """Exclude the node of an agent, because the node cannot serve this dataset. If other nodes can, the user gets a
+        notice."""
 
     def cut_off(self, agent: int) -> None:
         """Note that the connection of an agent has ended."""
@@ -137,7 +137,7 @@ class Nodes(Protocol):
 
 
 class HeldTicket(NamedTuple):
-    """A ticket that is not answered yet: its message, the time of sending, and its worker, if it has one."""
+    """A ticket without a result yet: the number of its message, the time of sending, and its worker or None."""
 
     message: int
     sent_at: float
@@ -168,7 +168,7 @@ class AgentHandle:
 
     @property
     def running(self) -> int:
-        """The number of workers that serve this training. In a shared process, it is at most the room."""
+        """The number of workers that serve this training: at most ``room`` if other trainings use the agent, too."""
         return len(self.up) if self.place else self.serving
 
     @property
@@ -191,10 +191,10 @@ class AgentHandle:
         return held
 
     def answered(self, number: int, here_s: float, at: float) -> float:
-        """Note that a ticket was made and arrived at that time; return its seconds on the network, there and back.
+        """Note that a ticket's result arrived at the time ``at``. Return the network seconds of ticket and result.
 
-        The agent had the ticket for ``here_s``, by its own clock; no clock is compared with another machine's. On a
-        full link batches arrive one after the other, and each costs the time since the previous arrival.
+        ``here_s``: seconds for which the agent had the ticket. Clocks of two machines are never compared. On a full
+        link results arrive one after the other, so each counts at most the time since the previous arrival.
         """
         held = self.took_back(number)
         if held is None:
@@ -215,7 +215,7 @@ class AgentHandle:
 class RemotePool:
     """See the module; implements `dpex.pools.base.WorkerPool`.
 
-    ``order`` returns an agent's order, given the path of the dataset on its node; see `order_of`.
+    ``order(path)`` returns the order for an agent on whose node the dataset is at ``path``; see `order_of`.
     """
 
     def __init__(
@@ -307,8 +307,8 @@ class RemotePool:
             self._watch(agent)
 
     def _watch(self, agent: AgentHandle) -> None:
-        """Be woken when the connection takes more."""
-        with contextlib.suppress(OSError, ValueError):  # it has just ended, which `poll` sees
+        """Make `descriptors` readable once the connection takes more bytes."""
+        with contextlib.suppress(OSError, ValueError):  # the connection has just ended, which `poll` reports
             fd = agent.link.descriptor
             try:
                 self._epoll.modify(fd, select.EPOLLOUT | select.EPOLLONESHOT)
@@ -326,12 +326,12 @@ class RemotePool:
         return sum(min(len(agent.up), len(agent.held)) for agent in self._agents.values())
 
     def workers(self) -> list[int]:
-        """See `WorkerPool.workers`. The workers of agents with too little room, which leave first, come last."""
+        """See `WorkerPool.workers`. Workers of agents with too little room come last, because they leave first."""
         agents = sorted(self._agents.values(), key=lambda agent: len(agent.up) > agent.room)
         return [agent.number * WORKERS_AN_AGENT + k for agent in agents for k in sorted(agent.up)]
 
     def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None) -> bool:
-        """See `WorkerPool.send`. A message to a named worker is always taken, another one within `REMOTE_WINDOW`."""
+        """See `WorkerPool.send`. `REMOTE_WINDOW` limits only messages that any worker may take."""
         agent, number = (self._emptiest(), None) if worker is None else self._at(worker)
         if agent is None:
             return False
@@ -343,7 +343,7 @@ class RemotePool:
         return True
 
     def _emptiest(self) -> AgentHandle | None:
-        """Return the agent with the fewest open messages for each worker; None if all have `REMOTE_WINDOW`."""
+        """Return the agent with the fewest unanswered messages per worker; None if all have `REMOTE_WINDOW`."""
         best, best_load = None, float(REMOTE_WINDOW)
         for agent in self._agents.values():
             if agent.serving > 0 and (load := len(agent.messages) / agent.serving) < best_load:
@@ -376,7 +376,7 @@ class RemotePool:
             return self._events
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._woken)
-        self._epoll.poll(0)  # else a connection that takes more again, once watched, would be readable for ever
+        self._epoll.poll(0)  # takes the events of writable connections; else `descriptors` would stay readable
         self._take_news()
         for agent in list(self._agents.values()):
             self._read(agent)
@@ -399,8 +399,8 @@ class RemotePool:
     def _take_frame(self, agent: AgentHandle, arrived: Arrived) -> None:
         report = self._nodes.report(agent.link, arrived)
         if report.pool != self._number:
-            return  # that is the pool before this one, which was closed
-        self.counts.sharing_ranks = max(self.counts.sharing_ranks, report.sharing_ranks)  # some may end before others
+            return  # a report of the previous pool, which was closed
+        self.counts.sharing_ranks = max(self.counts.sharing_ranks, report.sharing_ranks)  # ranks may end before others
         if report.results:
             self._made(agent, report, arrived.at)
         if report.traffic is not None:
@@ -434,7 +434,7 @@ class RemotePool:
         self._add(agent, there)
 
     def _take(self, agent: AgentHandle, event: PoolEvent) -> None:
-        """Take in an event of an agent's pool, and pass it on with this pool's numbers of workers."""
+        """Handle an event of an agent's pool, and pass it on with this pool's worker numbers."""
         first = agent.number * WORKERS_AN_AGENT
         match event:
             case WorkerUp(_, worker):
@@ -451,7 +451,7 @@ class RemotePool:
     def _gone(self, agent: AgentHandle, event: WorkerGone) -> WorkerGone:
         worker = event.worker
         agent.up.discard(worker)
-        if event.epoch != self._epoch:  # it ended before the agent knew of this epoch, whose tickets are on their way
+        if event.epoch != self._epoch:  # it ended before this epoch's tickets reached the agent
             event = replace(event, epoch=self._epoch, lost=(), working_on=None)
         for number in event.lost:
             agent.took_back(number)
@@ -463,7 +463,7 @@ class RemotePool:
         return replace(event, pool=self.name, worker=number, lost=lost, why=why)
 
     def _add(self, agent: AgentHandle, more: PoolReading, **levels: Any) -> None:
-        """Add to the sums of an agent's machine, if it is another one than this."""
+        """Add to the sums of an agent's machine, unless the agent runs on this machine."""
         if agent.place:
             known = self.times.nodes.get(agent.place, PoolReading()).plus(more)
             self.times.nodes[agent.place] = replace(known, **levels)
@@ -471,7 +471,7 @@ class RemotePool:
     # -- losses --------------------------------------------------------------------------------------------------
 
     def _lose(self, agent: AgentHandle, why: str) -> None:
-        """Remove an ended agent and its workers. Its tickets are not suspected of ending it."""
+        """Remove an ended agent and its workers. No ticket is blamed for the end."""
         del self._agents[agent.number]
         agent.link.close()
         lost = tuple(agent.held)

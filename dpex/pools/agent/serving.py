@@ -3,14 +3,14 @@
 It is a `LocalPool` with a connection in place of an engine. Tickets, requests, results and events travel as frames. The
 connection sends large buffers directly from the workers' slots. A slot is free again once its bytes are sent. The
 process imports torch once, has one thread, and does not use Ray. The process that forks the workers unpickles the
-dataset once, and the workers share it. The agent ends with its connection and with its guardian.
+dataset once, and the workers share it. The agent ends when its connection or its guardian ends.
 
 While more than `MOST_UNSENT_BYTES` are unsent, the agent does not read results, so the workers wait for the network.
 
 An agent receives ``("open", pool, order)`` (see `PoolOrder`), ``("resize", wanted)``, ``("tickets", worker, epoch,
 queue, pickle)`` with a pickle of numbers and indices, ``("adopt", worker, logical, state)``, ``("ask_state", worker,
 logical)``, ``("epoch", number)`` and ``("close", grace_s)``. It sends reports, ``("report", pool, results, events,
-failed, delay, shared, traffic)``; see `AgentReport`.
+failed, delay, traffic)``; see `AgentReport`.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from dpex.transport.pickling import unpack
 from dpex.worker.setup import WorkerSetup
 
 MOST_UNSENT_BYTES = 64 << 20
-"""Two large batches: one on the network and one behind it."""
+"""Unsent bytes from which the agent reads no results: two large batches, one being sent and one queued."""
 TRY_AGAIN_MS = 10
 """Milliseconds until the next attempt to send to a worker whose socket is full. An event ends the wait."""
 _OF_A_WORKER = ("adopt", "ask_state")
-"""Requests that a worker gets in their order with its tickets."""
+"""Requests for one worker, which keep their order relative to its tickets."""
 SLEEP_MS = 1000
 """Maximum milliseconds until the pool checks for overdue starts."""
 LOOK_EVERY_S = 0.25
-"""Seconds between two readings of a meter. A reading takes microseconds; a tuner's window is rarely shorter."""
+"""Minimum seconds between two readings of a meter, which take microseconds each. A tuner's window is rarely shorter."""
 _INFO_BYTES = 256
-"""Bytes of a buffer for ``TCP_INFO``, the kernel's counts of a connection, which are fewer bytes."""
+"""Size of the buffer for ``TCP_INFO``, the kernel's counts of a connection, which take fewer bytes."""
 _AT_RTT, _AT_ACKED, _AT_LEAST_RTT, _AT_BUSY, _AT_RESENT = 68, 120, 148, 168, 208
 """Offsets in ``struct tcp_info`` of <linux/tcp.h>, to which fields are only ever appended. ``tcpi_bytes_retrans``, the
 last of them, came with Linux 4.19."""
@@ -67,8 +67,8 @@ _PER_S = 1_000_000
 
 
 class Agent:
-    """Serves a trainer, one pool after the other, until the connection ends, or the process behind ``guardian``, a
-    descriptor or -1."""
+    """Serves a trainer, one pool after the other, until the connection or the guardian ends. ``guardian``: the pidfd of
+    the guardian, or -1."""
 
     def __init__(self, connection: socket.socket, guardian: int) -> None:
         self._connection = connection
@@ -84,9 +84,9 @@ class Agent:
         self._buffers: list[Any] = []
         self._reported: tuple[Any, ...] = ()
         self._backlog: dict[int | None, deque[tuple[Any, ...]]] = {}
-        """Requests that the pool does not take yet, in order, by worker; None: of any worker."""
+        """Requests that the pool has not accepted yet, in order, by worker. None: requests for any worker."""
         self._caches: list[Any] = []
-        """Holds the caches of samples on this node, which would go with the last worker of a pool."""
+        """References to the sample caches of this node, which else would be removed with a pool's last worker."""
         self._came_at: dict[tuple[int, int], float] = {}
         """Time of each ticket's arrival at the agent, by epoch and number."""
         keep_from_templates(connection)
@@ -164,8 +164,8 @@ class Agent:
         self._send_backlog(worker)
 
     def _send_backlog(self, worker: int | None) -> None:
-        """Hand on requests of a worker as far as the pool takes them, in order. Requests of a worker that has ended are
-        dropped, because the trainer gets a report of its end."""
+        """Pass requests for a worker to the pool, in order, until the pool refuses one. Drop the requests for an ended
+        worker, because the trainer gets a report of its end."""
         backlog, pool = self._backlog[worker], self._open_pool
         while backlog:
             if worker is None and not self._wanted:
@@ -179,7 +179,7 @@ class Agent:
         del self._backlog[worker]
 
     def _hand_back(self, backlog: deque[tuple[Any, ...]]) -> None:
-        """Return the tickets of a worker that is no longer wanted, so that other workers make them."""
+        """Report tickets as lost, because no worker is wanted on this node any more, so that other nodes make them."""
         for _, tickets, epoch, _ in backlog:
             numbers = tuple(ticket.number for ticket in tickets)
             gone = WorkerGone("", -1, epoch, numbers, None, expected=True, why="its node gives up its workers")
@@ -239,7 +239,7 @@ class ShippedContents:
 
 
 class PoolOrder(NamedTuple):
-    """The pool that an agent is to keep, of the setup in the file ``path``. ``probes``: it first tests index 0.
+    """The pool that an agent is to open. ``path``: the file with the setup. ``probes``: the agent first tests index 0.
 
     ``codec``: see `dpex.transport.codec.codec_signature`.
     """
@@ -255,8 +255,8 @@ class UnfitError(DpexError):
 
 
 def open_plan(order: PoolOrder) -> WorkerPlan:
-    """Return the plan, in the template that forks the workers, which share it. Raises UnfitError, and the errors of
-    unpacking."""
+    """Return the workers' plan. Runs in the template that forks them, so that they share the plan. Raises UnfitError,
+    and the errors of unpacking."""
     if order.codec != codec_signature():
         raise UnfitError("torch there has other number types than the trainer's torch")
     with Path(order.path).open("rb") as file:
@@ -289,7 +289,7 @@ def _what_lacks(setup: WorkerSetup) -> bytes:
     when training asks for the sample."""
     set_worker_info(WorkerInfo(id=0, num_workers=setup.num_workers, seed=setup.base_seed, dataset=setup.dataset))
     for cache in caches_in(setup.dataset):
-        cache.stop_caching()  # a worker_init_fn may set attributes first
+        cache.stop_caching()  # worker_init_fn, not run here, may change samples
     try:
         setup.dataset[0]
     except (ImportError, OSError) as error:
@@ -312,7 +312,7 @@ def tcp_counts(connection: socket.socket) -> PoolReading | None:
 
 
 def counts_in(found: bytes) -> PoolReading | None:
-    """Return the counts in a ``struct tcp_info``, None if it ends before them."""
+    """Return the counts in a ``struct tcp_info``; None if the struct is too short."""
     if len(found) < _AT_RESENT + 8:
         return None
     acked, busy, resent = (struct.unpack_from("@Q", found, at)[0] for at in (_AT_ACKED, _AT_BUSY, _AT_RESENT))

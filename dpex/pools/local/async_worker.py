@@ -1,8 +1,8 @@
 """The loop of a worker whose dataset is asynchronous: it makes several batches at the same time.
 
-It takes a message of tickets while fewer samples than ``WorkerConfig.concurrency`` are not loaded yet. So a batch that
-waits for its last sample takes one slot of these, and not the place of a batch. Each message that it holds has a row on
-the board.
+The worker takes a message of tickets while fewer than ``WorkerConfig.concurrency`` samples wait or are being loaded. So
+a batch that waits for its last sample occupies the slot of one sample, not of a batch. Each message in progress has a
+row on the board.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dpex.worker.async_loop import loop_of_process
 
 
 class SendsBatches(Protocol):
-    """A worker process (`dpex.pools.local.worker_process.LocalWorker`), as far as its loop needs it."""
+    """The part of a worker process (`dpex.pools.local.worker_process.LocalWorker`) that its loop uses."""
 
     core: Any
     row: Any
@@ -32,8 +32,8 @@ class SendsBatches(Protocol):
 class AsyncWorker:
     """Serves tickets until its socket ends or it is asked to leave.
 
-    ``read`` returns the next message without a wait, None at the end of the socket, or raises BlockingIOError.
-    ``tickets`` is that socket's descriptor, which other workers read, too. After ``idle_s`` without a message the
+    ``read`` returns the next message, or None at the end of the socket. It raises BlockingIOError instead of waiting.
+    ``tickets`` is the descriptor of this socket, which other workers read, too. After ``idle_s`` without a message the
     worker gives memory back.
     """
 
@@ -67,7 +67,7 @@ class AsyncWorker:
                 break
             self._begin(*message[1:])
             del message
-            await asyncio.sleep(0)  # so that its samples count as open
+            await asyncio.sleep(0)  # starts the tasks, so that their samples count as open
         return await self._end(is_leaving=is_leaving)
 
     async def _has_room(self) -> bool:
@@ -83,7 +83,7 @@ class AsyncWorker:
         return False
 
     async def _message(self) -> None:
-        """Wait for a message, which another worker may take, or for the end of a message that is made."""
+        """Wait until a message has arrived, which another worker may take first, or until a ticket is done."""
         loop, fd = asyncio.get_running_loop(), self._tickets
         idle = None if self._under_way else loop.call_later(self._idle_s, self._worker.give_back)
         self._has_news.clear()
@@ -106,7 +106,7 @@ class AsyncWorker:
             task.add_done_callback(self._made)
 
     async def _make(self, row: int, group: int, epoch: int, number: int, index: Any, left: list[int]) -> None:
-        """Make a ticket of a message, of which ``left`` are not made."""
+        """Make a ticket of a message. ``left[0]``: count of its tickets that are not made yet."""
         self._row.check_open()
         made, times = await self._core.make_beside(number, index, epoch)
         worker, began = self._worker, time.process_time()

@@ -1,17 +1,17 @@
 """The clean server: a process without the trainer's threads and state, from which templates are forked.
 
-It is used if the user's start method is "spawn" or "forkserver". It is also used if Ray is connected, because a fork of
-the trainer would never see the locks released that Ray's threads hold. The trainer has one server for all its loaders.
+It is used if the user's start method is "spawn" or "forkserver". It is also used if Ray is connected, because locks
+that Ray's threads hold would stay locked in a fork of the trainer. The trainer has one server for all its loaders.
 The server takes seconds to start, because it imports torch. `iter()` does not wait for it: requests lie in its socket
 until it reads them. Once the server runs, it starts a template within milliseconds.
 
-Neither the server nor a template imports the user's script or unpickles the dataset. Each worker does, so it has
-threads, clients, CUDA contexts and open files of its own. Where Ray is connected, the script is not imported at all,
-because it might start training. Its classes and functions travel by value.
+Neither the server nor a template imports the user's script or unpickles the dataset. Each worker does both, so it has
+its own threads, clients, CUDA contexts and open files. If Ray is connected, the script is not imported at all, because
+it might start training. Its classes and functions are then pickled by value.
 
 A request carries the template's control socket, a file in memory that is written once for each pool (`Parcel`), and the
 descriptors of the dataset's shared memory. A request may also be for a process that outlives the trainer, and has
-templates of its own (`start_apart`). The server ends with the trainer, whose threads may all send requests.
+templates of its own (`start_apart`). The server ends with the trainer. Any thread of the trainer may send requests.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from dpex.pools.local.clean_server import serve
 serve({fd}, {pid})
 """
 _FDS_AT_ONCE = 128
-"""Descriptors of one message; the kernel takes 253."""
+"""Maximum descriptors of one message. The kernel's limit is 253."""
 _TEMPLATE, _APART, _MORE = b"t", b"a", b"+"
 """Messages to the server: start a template, or a process that outlives the trainer; further descriptors follow."""
 _SCRIPT = ("init_main_from_name", "init_main_from_path")
@@ -126,18 +126,18 @@ class CleanStarter(TemplateStarter):
     """Starts templates from the clean server. Raises the errors of pickling.
 
     The constructor pickles the plan, once, so a worker that starts later gets the dataset as it was when the epoch
-    began. Unless each worker imports the user's script, its classes and functions travel by value.
+    began. Unless ``imports_script``, the classes and functions of the user's script are pickled by value.
     """
 
     def __init__(self, kind: Any, plan: WorkerPlan, *, imports_script: bool) -> None:
         super().__init__(kind)
-        _begin()  # it imports torch while the plan is pickled
+        _begin()  # the server imports torch while this process pickles the plan
         self._parcel = Parcel(plan, imports_script=imports_script)
         self._server: _CleanServer | None = None
         self._why_not = ""
 
     def start(self, theirs: socket.socket) -> forking.ProcessHandle:
-        """See `TemplateStarter.start`; does not wait. A server that cannot be started is reported as ended."""
+        """See `TemplateStarter.start`; does not wait. If no server can be started, the template counts as ended."""
         try:
             self._server = _request([theirs.fileno(), *self._parcel.fds])
         except OSError as error:
@@ -151,10 +151,10 @@ class CleanStarter(TemplateStarter):
         self._parcel.close()
 
     def start_apart(self, sock: socket.socket, body: Callable[[socket.socket, TemplateStarter], None]) -> None:
-        """Start a process that does not end with this one, and does not wait for it.
+        """Start a process that outlives this one, without waiting for it.
 
-        ``body`` is pickled, and called there with the socket and with a starter of templates for this plan. Raises
-        OSError if the server cannot be started.
+        ``body`` is pickled. The new process calls it with the socket and with a starter of templates for this plan.
+        Raises OSError if the server cannot be started.
         """
         order = memory_file("dpex-order")
         try:
@@ -194,7 +194,7 @@ class _CleanServer:
             socket.send_fds(self._socket, [what if is_last else _MORE], fds[first : first + _FDS_AT_ONCE])
 
     def how_it_ended(self) -> str:
-        """The end of a sentence, for people."""
+        """Return why no template became ready, as the end of a sentence for the user."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(0.2)
             how = f"exit code {code}" if code >= 0 else (signal.strsignal(-code) or f"signal {-code}")
@@ -212,7 +212,7 @@ def _request(fds: list[int], what: bytes = _TEMPLATE) -> _CleanServer:
     with _lock:
         if _server is None or not _server.is_there():
             _server = _CleanServer()
-        with contextlib.suppress(ConnectionError):  # it has ended, as the control socket shows
+        with contextlib.suppress(ConnectionError):  # the server has ended, which the control socket shows
             _server.request(what, fds)
         return _server
 
@@ -235,13 +235,13 @@ _arrived: list[int] = []
 
 
 class _PackedFd:
-    """A descriptor in the pickle, given by its place among the descriptors that travel with the pickle."""
+    """A descriptor in the pickle, given by its index among the descriptors that are sent with the pickle."""
 
     def __init__(self, place: int) -> None:
         self._place = place
 
     def detach(self) -> int:
-        """Return the descriptor, which is the caller's from then on; see `multiprocessing.reduction.DupFd`."""
+        """Return the descriptor, which the caller then owns; see `multiprocessing.reduction.DupFd`."""
         return _arrived[self._place]
 
 
@@ -270,7 +270,7 @@ class Parcel:
             set_spawning_popen(None)
 
     def duplicate_for_child(self, fd: int) -> int:
-        """Keep a duplicate of a descriptor, and return its place; pickling calls this."""
+        """Keep a duplicate of a descriptor, and return its index in ``fds``. Pickling calls this."""
         self.fds.append(os.dup(fd))
         return len(self.fds) - 1
 
@@ -317,13 +317,13 @@ def _pickled(plan: WorkerPlan, *, imports_script: bool) -> bytes:
 def serve(fd: int, trainer_pid: int) -> None:
     """Body of the server: fork templates on request; never returns.
 
-    No signal that others send ends it, whatever the trainer does with that. It ends with the trainer.
+    No signal of `SENT_SIGNALS` ends the server, however the trainer handles it. The server ends with the trainer.
     """
     forking.outlive_signals(forking.SENT_SIGNALS)
     forking.forget_handlers(forking.SENT_SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the templates
     requests = socket.socket(fileno=fd)
-    gc.enable()  # the imports take a twelfth less time without it
+    gc.enable()  # off during the imports, which saves a twelfth of their time
     gc.freeze()
     trainer = pidfd(trainer_pid)
     poller = select.poll()
@@ -342,7 +342,7 @@ def serve(fd: int, trainer_pid: int) -> None:
             for number in received:
                 os.close(number)
             received = []
-    os._exit(0)  # without ending the templates: they watch the trainer for themselves
+    os._exit(0)  # the templates live on: they watch the trainer themselves
 
 
 def _enter(requests: socket.socket, trainer: int, body: Callable[[], None]) -> None:
@@ -372,7 +372,7 @@ def _enter_apart(fds: list[int], _: int) -> None:
 
 
 class _ReceivedParcel:
-    """A parcel in the process that it was sent to: takes on the trainer's surroundings, and runs templates."""
+    """A parcel in the receiving process. It gives the process the trainer's surroundings, and runs templates."""
 
     def __init__(self, fds: list[int]) -> None:
         os.dup2(fds[1], 1)
@@ -385,7 +385,7 @@ class _ReceivedParcel:
         spawn.prepare(surroundings["preparation"])
         if surroundings["has_tracker"]:
             resource_tracker._resource_tracker._fd = fds[3]  # type: ignore[attr-defined]
-        for number in surroundings["ignored"]:  # as programs that workers start shall
+        for number in surroundings["ignored"]:  # so that programs that workers start ignore it, too
             signal.signal(number, signal.SIG_IGN)
         self.survives: frozenset[int] = surroundings["survives"]
         self._file, self._fds, self._surroundings = file, fds, surroundings
@@ -399,7 +399,7 @@ class _ReceivedParcel:
 
 
 class _ReceivedStarter(ForkStarter):
-    """Forks templates that have the plan of a parcel from this process."""
+    """Forks templates from this process. Their plan is the plan of ``parcel``."""
 
     is_quick = False
 

@@ -38,9 +38,9 @@ from dpex.system.processes import pidfd
 from dpex.transport.arena import forget_inherited
 
 MESSAGE_BYTES = 1 << 18
-"""The longest message of the control socket."""
+"""Maximum bytes of a message on the control socket."""
 _LONGEST_REASON = 4000
-"""Characters of a reason. A message of the control socket must hold it."""
+"""Maximum characters of a reason, which must fit in a message on the control socket."""
 _LOOK_S = 5.0
 """Seconds between two checks of the parent on a system without pidfds."""
 _trainers_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -52,8 +52,7 @@ def keep_from_templates(sock: socket.socket) -> None:
 
 
 def private_pair() -> tuple[socket.socket, socket.socket]:
-    """Return two connected sockets. The first, which does not block, is the trainer's own, and no forked template keeps
-    it."""
+    """Return two connected sockets. The first does not block and belongs to the trainer: forked templates close it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     keep_from_templates(ours)
@@ -68,7 +67,7 @@ Prepare = Callable[[], tuple[Callable[[], WorkerPlan], str]]
 
 
 def in_common(plan: WorkerPlan) -> tuple[Callable[[], WorkerPlan], str]:
-    """Let all workers have this plan, and share the plain objects of its dataset."""
+    """Prepare a template whose workers share this plan and the plain objects of its dataset."""
     why = share_plain_objects(plan.setup.dataset) if plan.setup.shares_objects else ""
     return lambda: plan, f"each worker copies the Python objects of the dataset that it reads: {why}" if why else ""
 
@@ -99,7 +98,7 @@ class _Template:
         self._trainer_pid = trainer_pid
         self._is_child = os.getppid() == trainer_pid
         self._lives, self._life = os.pipe()
-        """Readable once this process, which alone has the other end, has ended."""
+        """A pipe. ``_lives`` turns readable when this process ends, because only this process has ``_life``."""
         self._child_ended, wakeup = socket.socketpair()
         for end in (self._child_ended, wakeup):
             end.setblocking(False)
@@ -112,7 +111,7 @@ class _Template:
 
     def run(self, notice: str) -> None:
         signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler of Python's, so that the descriptor is written to
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only Python handlers make signals write to the descriptor
         self._tell("ready", os.getpid())
         if notice:
             self._tell("notice", notice)
@@ -137,7 +136,7 @@ class _Template:
         message = pickle.loads(data)
         if message[0] == "end":
             return float(message[1])
-        if flags & socket.MSG_CTRUNC:  # no descriptor was left to receive its own
+        if flags & socket.MSG_CTRUNC:  # no descriptor was free for one in the message
             for fd in fds:
                 os.close(fd)
             self._tell("refused", message[1], os.strerror(errno.EMFILE))
@@ -190,7 +189,7 @@ class _Template:
             self._control.send(pickle.dumps(message))
 
     def _end(self, grace_s: float) -> None:
-        """Let workers leave by themselves for a while, then make them."""
+        """Give workers ``grace_s`` seconds to leave. Then send SIGTERM, unless workers survive it, and SIGKILL."""
         deadline = monotonic() + grace_s
         does_term_end = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         for action in (None, *((signal.SIGTERM,) if does_term_end else ()), signal.SIGKILL):
@@ -218,7 +217,7 @@ def _is_hung_up(fd: int) -> bool:
 
 
 class TemplateStarter(ABC):
-    """A way to start templates; it keeps the plan of their workers."""
+    """Starts templates, and keeps the plan of their workers."""
 
     is_quick = False
     """True if a worker serves milliseconds after it was requested, because it inherits the dataset and unpickles
@@ -226,22 +225,22 @@ class TemplateStarter(ABC):
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
-        """The class of `multiprocessing` that the workers seem to be processes of."""
+        """The process class of `multiprocessing` that gives workers their name and start method."""
 
     @abstractmethod
     def start(self, theirs: socket.socket) -> forking.ProcessHandle:
-        """Start a template with ``theirs`` as its control socket. One without a pid is still being started."""
+        """Start a template with ``theirs`` as its control socket. A template without a pid is still being started."""
 
     def why_not(self) -> str:
-        """Return why the template has not become ready: the end of a sentence that begins with its name."""
+        """Return why the template has not become ready, as the end of a sentence whose subject is the template."""
         return "ended before it was ready"
 
     def close(self) -> None:  # noqa: B027  (most have nothing to close)
-        """Nothing further will be started; idempotent."""
+        """Free the starter's resources. No template is started afterwards. Idempotent."""
 
 
 class ForkStarter(TemplateStarter):
-    """Forks templates from this process, which call ``prepare``, so that no worker has to unpack the plan."""
+    """Forks templates from this process. Each template calls ``prepare``, so that no worker has to unpack the plan."""
 
     is_quick = True
 
@@ -263,9 +262,9 @@ class ForkStarter(TemplateStarter):
 
 
 class TemplateHandle:
-    """The trainer's side of a template: has processes started, and learns how they end.
+    """The trainer's side of a template: requests worker processes, and receives reports of their ends.
 
-    Making one starts a template. Another one may be started once this one has ended.
+    The constructor starts the template. Make a new handle after the template has ended.
     """
 
     def __init__(self, starter: TemplateStarter) -> None:
@@ -279,7 +278,7 @@ class TemplateHandle:
             theirs.close()
         self._kind = starter.kind
         self.ready: bool = self._process.pid is not None
-        """True if it takes requests."""
+        """True if the template accepts requests."""
         self._owner = os.getpid()
         self._closed = False
         self.unheard: deque[tuple[Any, ...]] = deque()
@@ -289,11 +288,11 @@ class TemplateHandle:
         return self._control.fileno()
 
     def start_process(self, number: int, fds: list[int], arguments: tuple[Any, ...]) -> forking.ProcessHandle:
-        """Ask for a process with these descriptors, which the caller may close afterwards.
+        """Request a process with these descriptors, which the caller may close afterwards.
 
-        `news` says if it ended. Some hundred requests find room in the socket. Raises BlockingIOError if it is full.
-        (When it was a blocking socket, trainer and template waited for each other to read: four workers, resized every
-        2 ms.)
+        `news` reports the process's end. The socket holds some hundred requests. Raises BlockingIOError if it is full.
+        (With a blocking socket, trainer and template deadlocked, each waiting for the other to read: four workers,
+        resized every 2 ms.)
         """
         kinship = forking.next_worker(self._kind)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

@@ -1,16 +1,16 @@
 """Processes that are forked for the trainer: their start, their names, their signals, and their handles.
 
-`multiprocessing` takes each for one of its own. A worker is forked by a template, but belongs to the trainer
+`multiprocessing` treats each as its own. A worker is forked by a template, but appears as a child of the trainer
 (`Kinship`). A dataset that picks a port or a GPU by ``current_process()._identity[0]``, or watches
 ``parent_process()``, must find the values that it finds in torch's workers: numbers that the trainer counts, and the
-trainer. ``os.getppid()`` is the kernel's, and stays the template.
+trainer. Only ``os.getppid()``, which asks the kernel, returns the template.
 
 **Signals.** The trainer's handlers stay in the trainer, and a signal that the trainer survives ends none of its
 workers. A job scheduler sends a signal to every process of a job: Slurm SIGUSR1 before preemption, a terminal SIGHUP. A
 handler that writes a checkpoint must run once, in the trainer, and its workers must live on, as torch's do. So a
 process that dpex starts does nothing at a signal that the trainer handles in Python or ignores. It ends with the
-trainer anyway. A process that is forked inherits the trainer's handlers. Signals are blocked in the trainer while it
-forks, until the child has replaced them.
+trainer anyway. A forked process inherits the trainer's handlers. So the trainer blocks signals while it forks, and the
+child unblocks them once it has replaced the handlers.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from dpex.system.processes import parent_of, pidfd
 
 T = TypeVar("T")
 UNKNOWN_EXIT = 255
-"""The exit code of a child that another caller has reaped, as in `asyncio`, or the kernel, as SIGCHLD is ignored."""
+"""The exit code of a child that other code or, with SIGCHLD ignored, the kernel has reaped. `asyncio` uses the same."""
 _OF_FAULTS = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"}
 """Signals that the kernel sends for a fault of the process itself. Ignoring them would repeat the fault."""
 _NOT_OURS = {"SIGKILL", "SIGSTOP", "SIGCHLD", "SIGPIPE", "SIGXFSZ", "SIGINT"}
-"""Cannot be handled, are needed as they are, or have a rule of their own."""
+"""Signals that cannot be handled, must keep their action, or are treated separately."""
 SENT_SIGNALS = frozenset(
     number
     for number in signal.valid_signals()
@@ -70,7 +70,7 @@ class Kinship(NamedTuple):
 
 
 def next_worker(kind: Any) -> Kinship:
-    """Return the kinship of one more worker, with the name of torch's worker. ``kind``: The class of the process."""
+    """Return the kinship of the next worker, named as torch names its workers. ``kind``: The class of the process."""
     here: Any = multiprocessing.current_process()
     identity = (*here._identity, next(process._process_counter))  # type: ignore[attr-defined]
     name = f"{kind.__name__}-{':'.join(map(str, identity))}"
@@ -120,11 +120,11 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def with_signals_blocked(call: Callable[[], T]) -> T:
-    """Return ``call()``, made while all signals are blocked in this thread.
+    """Block all signals in this thread, run ``call``, and return its result.
 
-    A process that is started meanwhile has them blocked; see `forget_handlers`. A handler whose signal came before may
-    raise as any function of Python begins, `signal.pthread_sigmask` among them. So the old mask is set twice: a context
-    manager, or one call, would leave the training process without signals now and then, Ctrl-C included.
+    A process that is started meanwhile inherits the mask; see `forget_handlers`. The handler of an earlier signal may
+    raise at the start of any Python function, also of `signal.pthread_sigmask`. So the old mask is set twice. With a
+    context manager, or a single call, all signals would sometimes stay blocked in the trainer, Ctrl-C included.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
@@ -145,7 +145,7 @@ def survived_signals() -> frozenset[int]:
 def forget_handlers(survives: Collection[int] | None = None) -> None:
     """Replace every handler of the trainer by one that does nothing, ignore SIGINT, and unblock all signals.
 
-    Handlers outside of Python, as `faulthandler` has them, stay. A signal that is ignored stays so, as in torch's
+    Handlers that are not Python functions, such as `faulthandler`'s, stay. Ignored signals stay ignored, as in torch's
     workers. ``survives``: signals that do not end this process. None: the signals that the trainer, its parent,
     survives.
     """
@@ -162,7 +162,7 @@ def forget_handlers(survives: Collection[int] | None = None) -> None:
 
 
 def outlive_signals(numbers: Collection[int]) -> None:
-    """Do nothing at these signals. At SIGINT, Ctrl-C reaches the whole terminal, and the trainer decides."""
+    """Make these signals do nothing. SIGINT may be one: Ctrl-C reaches all processes, and the trainer decides."""
     for number in numbers:
         signal.signal(number, _outlive)
 
@@ -177,9 +177,9 @@ def _outlive(_signal: int, _frame: Any) -> None:
 class ProcessHandle:
     """A process that was forked for the trainer, with an interface like `multiprocessing.Process`.
 
-    ``is_child``: The trainer itself has forked the process, and must reap it. ``parent``: The pid of its parent
-    otherwise; None if unknown. That parent may reap the process before the trainer learns of its end. Its pid may then
-    belong to another process already.
+    ``is_child``: True if the trainer has forked the process and must reap it. ``parent``: otherwise the pid of the
+    parent; None if unknown. The parent may reap the process before the trainer learns of its end. The pid may then
+    already belong to another process.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class ProcessHandle:
                 os.close(ended)
 
     def _reap(self) -> bool:
-        """Take the exit code of a child that has ended; return True if it has not."""
+        """Store the child's exit code if it has ended. Return True if it still runs."""
         try:
             ended, status = os.waitpid(self.pid or 0, os.WNOHANG)
         except ChildProcessError:
@@ -231,7 +231,7 @@ class ProcessHandle:
         """Send a signal; return False if the process has ended, even if another one has its pid now."""
         if self.pid is None or self.exitcode is not None:
             return False
-        held = pidfd(self.pid)  # it stays with the present process, even if another one gets the number
+        held = pidfd(self.pid)  # refers to the present process, even if another one gets its pid
         try:
             if self._parent is not None and parent_of(self.pid) != self._parent:
                 return False
@@ -248,7 +248,7 @@ class ProcessHandle:
 
 
 def readable_within(fd: int, timeout_s: float) -> bool:
-    """Return True if a descriptor (of any number, unlike with `select`) turns readable within that time."""
+    """Return True if a descriptor turns readable within ``timeout_s``. Unlike `select`, it allows any descriptor."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(max(0.0, timeout_s) * 1000))

@@ -1,8 +1,8 @@
-"""The trainer's ends of its workers: their sockets and segments, and the queue and the board that they share.
+"""The trainer's side of its workers: a handle of each worker, and the ticket queue and the board that they share.
 
-The kernel hands each message of the shared socket to exactly one worker. The *board* shows which one has it: a page of
-shared memory where each worker has a row (see `worker_process`). The trainer's own row holds the first message that is
-still wanted, and shows when to end.
+The kernel hands each message of the shared socket to exactly one worker. The *board* shows which worker has a message:
+shared memory where each worker has rows (see `worker_process`). The trainer's own row holds the number of the first
+message that is still wanted, and a flag that ends the workers.
 
 A request to leave is a message in the same socket: the worker that takes it leaves.
 """
@@ -31,7 +31,7 @@ from dpex.transport.memory import memory_file
 from dpex.worker.fetch import Failure, StreamEnd
 
 BOARD_ROWS = 4096
-"""Rows of a board: the maximum number of workers of a pool, and one. No machine can run as many workers."""
+"""Maximum number of workers of a pool, plus one for the trainer. No machine can run as many workers."""
 BOARD_BYTES = BOARD_ROWS * len(IDLE)
 _LEAVE = pickle.dumps(("leave",))
 NO_ROOM = (
@@ -41,13 +41,13 @@ NO_ROOM = (
 )
 NOT_BEGUN = "{why}. Training continues with the local workers that run. No other is started until resize() asks for it."
 _LONGEST_MESSAGE = 100 << 10
-"""Bytes; a longer one goes as a file. A socket usually holds 208 KB (net.core.wmem_default), bookkeeping included."""
+"""Bytes above which a message travels in a file. A socket usually holds 208 KB (net.core.wmem_default)."""
 
 
 class LocalWorkerHandle:
-    """A worker: its process, its socket, its segments, the tickets it was sent, and its row on the board.
+    """A worker: its process, socket and segments, the tickets that it holds, and its first row on the board.
 
-    worker_id: The ``get_worker_info().id`` in a worker of a shared queue: the lowest that was free.
+    worker_id: The ``get_worker_info().id`` in the worker if tickets are shared: the lowest free number.
     """
 
     def __init__(self, number: int, worker_id: int, process: ProcessHandle, sock: socket.socket, row: int) -> None:
@@ -59,7 +59,7 @@ class LocalWorkerHandle:
         self.segments: dict[int, Segment] = {}
         self.held: dict[tuple[int, int], Ticket] = {}
         self.outbox: deque[bytes] = deque()
-        """Messages that its full socket did not take. They go before any other message."""
+        """Messages for which the socket had no room. They are sent before any other message."""
         self.is_up = False
         """The worker takes tickets: it counts as running."""
         self.has_begun = False
@@ -76,10 +76,10 @@ class LocalWorkerHandle:
         """True while a message with descriptors is due: call `map_announced` before the next receive."""
 
     def map_announced(self, buffer: memoryview) -> None:
-        """Map the segments whose descriptors come with the next message, if it has some; it may be received then.
+        """Map the segments whose descriptors come with the next message, if any. The caller then receives the message.
 
-        Raises OSError where no descriptor or address space is left for them. The message stays in the socket, so that
-        nothing is lost, and can be received once there is room.
+        Raises OSError if no descriptor or address space is left for them. The message then stays in the socket, so that
+        nothing is lost, and can be received later.
         """
         announced = receive(self.socket, buffer[:1], socket.MSG_PEEK)
         if announced is not None and announced[1]:
@@ -104,14 +104,14 @@ class LocalWorkerHandle:
         return open_segment(spec, fd)
 
     def lease(self, segment: int, slot: int, nbytes: int) -> Any:
-        """A slot of the result that is being read, as an array; it goes back once that is gone."""
+        """Return an array over a slot of the result that is being read. Freeing the array frees the slot."""
         return self.segments[segment].view(slot, nbytes)
 
 
 class Result:
     """An undecoded result. Call once to decode. Later calls return None, because the slot may have been reused.
 
-    ``lease`` views a slot.
+    ``lease`` returns a view of a slot.
     """
 
     __slots__ = ("_kind", "_lease", "_node")
@@ -130,7 +130,7 @@ class Result:
 
 
 def how_it_ended(pid: int, code: int) -> str:
-    """A sentence for people; the wording of PyTorch where it has one."""
+    """Return a sentence for the user, in PyTorch's words if PyTorch has such a sentence."""
     if code >= 0:
         return f"DataLoader worker (pid(s) {pid}) exited unexpectedly with exit code {code}"
     try:
@@ -145,7 +145,7 @@ def how_it_ended(pid: int, code: int) -> str:
 
 
 class Board:
-    """The page of shared memory on which workers write their current ticket. A row is named by its offset."""
+    """The shared memory in which workers write their messages and current tickets. A row is named by its offset."""
 
     def __init__(self) -> None:
         self.fd: int = memory_file("dpex-board", BOARD_BYTES)
@@ -154,7 +154,7 @@ class Board:
         self._wanted_from = 0
 
     def take_row(self) -> int:
-        """Take rows for a new worker, the longest free first; return their first row."""
+        """Take the rows that have been free for longest for a new worker; return the first of them."""
         row = self._free.popleft()
         self._memory[row : row + len(IDLE)] = IDLE
         return row
@@ -163,17 +163,17 @@ class Board:
         self._free.append(row)
 
     def read(self, row: int) -> tuple[list[int], int | None]:
-        """The messages that a worker holds, and the number of the ticket that it works on."""
+        """Return the messages that a worker holds, and the number of its current ticket or None."""
         rows = list(BOARD_ROW.iter_unpack(self._memory[row : row + len(IDLE)]))
         return [group for group, _ in rows if group], rows[0][1] - 1 if rows[0][1] else None
 
     def want_from(self, group: int) -> None:
-        """Tickets of messages before ``group`` are not made any more."""
+        """Tell workers not to make tickets of messages before ``group`` any more."""
         self._wanted_from = group
         BOARD_ROW.pack_into(self._memory, CONTROL_ROW, 0, group)
 
     def end(self) -> None:
-        """Every worker ends before its next ticket."""
+        """Tell every worker to end before its next ticket."""
         BOARD_ROW.pack_into(self._memory, CONTROL_ROW, 1, self._wanted_from)
 
     def close(self) -> None:
@@ -185,8 +185,8 @@ class Board:
 class TicketQueue:
     """The socket that all workers read.
 
-    ``groups`` are the epochs and tickets of messages not yet known to be done, by number; ``leaves`` counts requests to
-    leave that no worker is known to have followed.
+    ``groups``: epoch and tickets of each message that is not known to be done, by the message's number. ``leaves``:
+    count of requests to leave that no worker has answered.
     """
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ class TicketQueue:
         return True
 
     def ask_to_leave(self, count: int) -> bool:
-        """Let that many workers leave. Return False if the socket is full; ask for the rest later."""
+        """Ask ``count`` workers to leave. Return False if the socket is full; the caller repeats the rest later."""
         for _ in range(count):
             if not write(self.socket, _LEAVE):
                 return False
@@ -226,7 +226,7 @@ class TicketQueue:
 
 
 def hang_up(sock: socket.socket) -> None:
-    """Let the other end read the end of the stream; harmless if it is gone."""
+    """Make the other end read the end of the stream. Harmless if the other end is gone."""
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
@@ -264,7 +264,7 @@ def _send_as_file(sock: socket.socket, data: bytes) -> None:
 
 
 def pack(message: Any) -> bytes:
-    """Pickle a message; torch's own rules only where plain pickle fails, as they are slower."""
+    """Pickle a message. Use torch's reducers only if plain pickle fails, because they are slower."""
     try:
         return pickle.dumps(message, 5)
     except Exception:

@@ -1,16 +1,16 @@
 """Share one copy of a dataset's plain objects among all forked workers, on Python 3.12 and later.
 
 A forked worker shares the memory of the dataset until it reads an object: the read writes the object's reference count,
-and the kernel copies the page. Since Python 3.12 nothing writes the count of an immortal object (PEP 683). The fork
-server makes the plain objects of the dataset immortal before it forks workers. It runs no code of users, and the
-training process is unchanged.
+and the kernel copies the page. Since Python 3.12 nothing writes the count of an immortal object (PEP 683). The
+template makes the plain objects of the dataset immortal before it forks workers. This runs no user code, and leaves the
+training process unchanged.
 
 An object is plain if its exact type is str, int, float, complex, bytes, bool or None, or a tuple, list, dict, set or
 frozenset that leads to plain objects alone. A container that leads to an open file stays mortal, so a worker that drops
 the container closes the file.
 
-All workers wait for the search. Starting the first one before it, limits of its time, plain parts of datasets for
-spawned workers, and objects of classes were tried. They took 827 lines, and `dpex.compact` serves their users.
+All workers wait for this search. A first worker that starts before it, a time limit, plain parts for spawned workers,
+and instances of classes were tried and removed: they took 827 lines, and `dpex.compact` serves the same users.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PLAIN: frozenset[type] = _CONTAINERS.union(_LEAVES, (bool, type(None)))
 _CHUNK = 1 << 12
 """Objects whose references are read in one call."""
 _MOST_INSTANCES = 10_000
-"""Objects of classes whose attributes are searched, the nearest first, as in a dataset of datasets."""
+"""Maximum instances of classes whose attributes are searched, nearest to the dataset first (datasets of datasets)."""
 _HAS_ATTRIBUTES = 1 << 9
 """``Py_TPFLAGS_HEAPTYPE``: the type was made by a class statement. Modules and functions have other types."""
 _COUNT = 0xFFFFFFFF
@@ -51,7 +51,7 @@ def share_plain_objects(dataset: Any) -> str:
     mortal: set[int] = set()
     levels = list(_containers_below(dataset, memory, mortal))
     known = 0
-    while known < len(mortal):  # again for containers that lead to one another in a circle
+    while known < len(mortal):  # repeat: containers may refer to each other in cycles
         known = len(mortal)
         for chunk in [chunk for level in reversed(levels) for chunk in _chunks(level)]:
             if np.isin(memory.addresses(gc.get_referents(*chunk)), [*mortal]).any():
@@ -77,7 +77,7 @@ class _Heads:
         self._longs = np.ctypeslib.as_array((ctypes.c_int64 * (1 << 44)).from_address(_FIRST))
 
     def addresses(self, objects: list[Any]) -> Any:
-        """Return the addresses of a list's items, which the list has at 24 bytes (``ob_item``)."""
+        """Return the addresses of a list's items. Byte 24 of a list has the pointer to them (``ob_item``)."""
         start = (int(self._longs[(id(objects) + 24 - _FIRST) >> 3]) - _FIRST) >> 3 if objects else 0
         return self._longs[start : start + len(objects)].copy()
 
@@ -92,7 +92,7 @@ class _Heads:
             self._words[places + 1] |= self._flag
 
     def is_never_written(self) -> bool:
-        """Test on an object of our own if its head lies where it is expected, and if reads leave its count alone."""
+        """Test on a new object if its head has the expected layout, and if reads leave its count unchanged."""
         probe = ["probe"]
         held = [probe] * 3
         addresses = self.addresses(held)

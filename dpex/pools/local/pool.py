@@ -48,11 +48,11 @@ from dpex.transport.codec import slots_of
 from dpex.worker.states import RngState
 
 FORKS_AT_ONCE = 64
-"""Workers that are requested before the first of them serves. As many requests fit in a template's socket."""
+"""Maximum workers that are requested and do not serve yet. A template's socket holds as many requests."""
 STARTS_IN_A_ROW = 2
-"""Templates, or workers that a signal killed, that may end before they were ready, one after the other."""
+"""Failed starts in a row before the pool gives up: templates, or workers that a signal killed before they served."""
 _EVENTS: dict[str, Callable[..., PoolEvent]] = {"snapshot": Snapshot, "notice": Notice}
-"""Messages of workers that are an event as they are."""
+"""Worker messages whose fields are the fields of an event."""
 
 
 class LocalPool:
@@ -67,7 +67,7 @@ class LocalPool:
 
     name = LOCAL
     handle_type: type[LocalWorkerHandle] = LocalWorkerHandle
-    """The class of this pool's workers."""
+    """The class of the handles of this pool's workers."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class LocalPool:
         self.times: PoolTimes = PoolTimes()
         self.failed: str | None = None
         self.crashes: int = 0
-        """Unexpected ends of workers since the last result of any."""
+        """Unexpected ends of workers since the last result from any worker."""
         self.handles: list[ProcessHandle] = []
-        """The latest process at each place, as torch lists its workers. A new process replaces an ended process."""
+        """The processes of workers, listed as torch lists its own. A new process replaces an ended one in the list."""
         self._workers: dict[int, LocalWorkerHandle] = {}
         self._by_fd: dict[int, LocalWorkerHandle] = {}
         self._numbers: Iterator[int] = numbers_from(0)
@@ -94,8 +94,8 @@ class LocalPool:
         self._events: deque[PoolEvent] = deque()
         self._closed = False
         self._untold: str | None = None
-        """The first reason for missing workers, until a worker runs. If none ever runs, an error gives this reason. "":
-        It was told."""
+        """The notice of missing workers, held until a worker runs; "" once sent. If no worker ever runs, an error gives
+        the reason."""
         self._crowded = False
         self._buffer = memoryview(bytearray(TICKET_BYTES))
         self._starter = starter
@@ -137,8 +137,8 @@ class LocalPool:
     def workers(self) -> list[int]:
         """See `WorkerPool.workers`. A worker that is being forked counts, as its messages wait for it in the socket.
 
-        Where each worker must unpickle the dataset first, only workers that have done so count. A worker will take each
-        queued request to leave, so no ticket may be queued behind the last of the workers.
+        Where each worker must unpickle the dataset first, only workers that have done so count. Each queued request to
+        leave removes a worker from the list, because no worker may be left for tickets that are queued behind it.
         """
         staying = [
             worker.number
@@ -343,13 +343,13 @@ class LocalPool:
     def _result(
         self, worker: LocalWorkerHandle, epoch: int, number: int, kind: int, node: Any, fields: tuple[Any, ...]
     ) -> None:
-        """Hand on a result. ``fields``: of its `BatchTimes`."""
+        """Pass on a result. ``fields``: the fields of its `BatchTimes`."""
         if self._on_result is None:
             times = batch_times(fields)
             self.times.count(times)
         if epoch < self._epoch:
             if kind != END:
-                slots_of(node, worker.lease)  # they go back at once
+                slots_of(node, worker.lease)  # the worker gets the slots back at once
         elif self._on_result is None:
             value = Result(worker.lease, kind, node)
             self._events.append(ticket_made_of(TicketMade, (epoch, number, worker.number, value, kind == END, times)))
@@ -460,7 +460,7 @@ class LocalPool:
             worker.socket.close()
 
     def _ended(self, worker: LocalWorkerHandle, code: int, *, by_source: str = "") -> None:
-        """Report the end of a worker. ``by_source``: how the template ended, which no ticket of the worker caused."""
+        """Report the end of a worker. ``by_source``: how the template ended, if that ended the worker."""
         pid = worker.process.pid or 0
         worker.process.exitcode = code
         how, is_told = by_source or how_it_ended(pid, code), bool(by_source)
@@ -482,12 +482,12 @@ class LocalPool:
             self._replace_missing()
 
     def _held_by(self, worker: LocalWorkerHandle) -> tuple[int, tuple[int, ...], int | None]:
-        """Return an epoch, the tickets of it that a worker holds, and the one it is working on."""
+        """Return the epoch, the numbers of its tickets that a worker holds, and of the ticket that it works on."""
         groups, working_on = self._board.read(worker.row)
         if self._queue is None:
             tickets = [ticket for (of, _), ticket in worker.held.items() if of == self._epoch]
             if groups and groups[0] < self._first_group:
-                working_on = None  # it may still make one of an earlier epoch
+                working_on = None  # a ticket of an earlier epoch
         else:
             held = [self._queue.groups[group] for group in groups if group in self._queue.groups]
             tickets = [ticket for epoch, several in held if epoch == self._epoch for ticket in several]

@@ -1,13 +1,13 @@
-"""Body of a local worker process: tickets in by a socket, batches out by a socket and shared memory.
+"""Body of a local worker process. It receives tickets by a socket, and sends batches by a socket and shared memory.
 
-Descriptors of new memory travel in a message of their own, ``("segments", specs)``. A message ``("coming",)`` goes
-before it. So the trainer can map the memory before it takes the message. Until then it looks for descriptors in each
-message, as a notice may come between the two.
+Descriptors of new memory travel in a message of their own, ``("segments", specs)``. A message ``("coming",)`` precedes
+it, so that the trainer can map the memory before it receives the message. After "coming" the trainer looks for
+descriptors in each message until "segments", because a notice may come between the two.
 
-Tickets come from one of two sockets. With logical workers each process has its own; otherwise all processes read one
-shared socket, whose messages the kernel hands to exactly one reader each: a queue of tickets without a lock or a
-thread. Before a process works on a message it writes the message's number on the *board*, a page of shared memory, so
-that the trainer knows the tickets of a killed worker.
+Tickets come from one of two sockets. With logical workers each process has its own. Otherwise all processes read one
+shared socket, a queue without locks or threads: the kernel hands each message to exactly one reader. Before a process
+works on a message, it writes the message's number into shared memory, the *board*, so that the trainer knows the
+tickets of a killed worker.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from dpex.worker.states import SnapshotPace
 TICKET_BYTES = 1 << 18
 """Maximum bytes of a ticket or result message. A longer message uses a file or a slot."""
 _RESULT_BYTES = 48 << 10
-"""Bytes. A longer result goes through a slot. Collected results are sent at once when together they are longer."""
+"""Bytes above which a result goes through a slot, and above which collected results are sent at once."""
 _ERROR_END = 8000
 """Characters from the end of an error's text that are sent if the error itself cannot be sent."""
 IDLE_S = 0.4
-"""Seconds without a message, after which a worker gives back the memory of free slots and of freed samples. Training
-steps of that length do not notice that the next batch faults its pages in."""
+"""Seconds without a message, after which a worker gives back the memory of free slots and of freed samples. The page
+faults of the next batch then cost little compared with a training step."""
 _FLUSH_S = 0.001
 """Maximum seconds for which results of tiny batches are collected, so that one message carries several."""
 _TOO_MANY = (
@@ -63,7 +63,7 @@ _TOO_MANY = (
     "of {limit} allows. The worker waits until training processes read theirs. Raise the limit (ulimit -n)"
 )
 _PATIENCE_S = 5.0
-"""Seconds of waiting before this message is shown. A training process that was only late ends the wait by itself."""
+"""Seconds of waiting before `_TOO_MANY` is shown. A training process that is only late ends the wait earlier."""
 _LOOK_S = 0.01
 """Seconds between two attempts to send descriptors."""
 BOARD_ROW = struct.Struct("<QQ")
@@ -82,7 +82,7 @@ _CANNOT_TELL = (
 )
 IDLE = bytes(ROWS * BOARD_ROW.size)
 NO_GROUP = 0
-"""Value in place of the number of a finished message, for a message in progress."""
+"""The argument of `LocalWorker.flush` for a message in progress, in place of the number of a finished message."""
 
 BATCH, ERROR, END = 0, 1, 2
 
@@ -125,7 +125,7 @@ def receive(sock: socket.socket, buffer: memoryview, flags: int = 0) -> tuple[me
 
 
 def read_ticket_message(view: memoryview, fds: list[int]) -> Any:
-    """Unpickle a message of the trainer. A longer message is in the file that came with it."""
+    """Unpickle a message of the trainer. A long message is in a file, whose descriptor is in ``fds``."""
     if not fds:
         return pickle.loads(view)
     with os.fdopen(fds[0], "rb", closefd=True) as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
@@ -133,7 +133,7 @@ def read_ticket_message(view: memoryview, fds: list[int]) -> Any:
 
 
 class BoardRow:
-    """The rows of a worker on the board, and the trainer's row, as that worker uses them. ``row``: its first one."""
+    """A worker's view of the board: its own rows and the trainer's row. ``row``: the offset of its first row."""
 
     def __init__(self, board: mmap.mmap, row: int) -> None:
         self._board = board
@@ -153,7 +153,7 @@ class BoardRow:
         return row
 
     def show(self, number: int | None) -> None:
-        """Write down the ticket that the worker works on, beside messages that it holds; None: it waits."""
+        """Write the current ticket into the first row, without a message. None: the worker waits."""
         BOARD_ROW.pack_into(self._board, self._row, 0, 0 if number is None else number + 1)
 
     def release(self, row: int) -> None:
@@ -235,7 +235,7 @@ class LocalWorker:
                 return
 
     def _serve_several(self, tickets: socket.socket, buffer: memoryview) -> None:
-        """The loop for an asynchronous dataset, of which several batches are made at the same time."""
+        """Serve an asynchronous dataset, making several batches at the same time."""
         from dpex.pools.local.async_worker import AsyncWorker
 
         def read() -> Any:
@@ -246,7 +246,7 @@ class LocalWorker:
             self._send(("bye",))
 
     def give_back(self) -> None:
-        """Give back memory that nothing needs, as no message has come for a while."""
+        """Give unused memory back to the system. Called when no message has come for a while."""
         self._arena.release_free_pages()
         trim_heap()
 
@@ -264,15 +264,15 @@ class LocalWorker:
             return
         if self.core.setup.iterable:
             if self.core.logicals[logical].has_dataset_state:
-                self._send(("snapshot", logical, *START, None))  # as at its start: it can go on from there
-        elif self.core.logicals[logical].own:  # a later run cannot make their first states again
+                self._send(("snapshot", logical, *START, None))  # None: as at the start, from where a run can resume
+        elif self.core.logicals[logical].own:  # a later run cannot recreate the generators' first states
             self._tell_state(logical, *START)
 
     def _ask_state(self, logical: int) -> None:
-        """Report the state of a dataset at once, and from now on.
+        """Report the state of a dataset now, and include it in all later snapshots.
 
-        A dataset that was given its state and has made nothing since is not asked. It may apply the given state in
-        ``__iter__``, and would answer with its former state until the first batch. The trainer has the given state.
+        A dataset that was given a state and has made no batch since is not asked, because it may apply the state only
+        in ``__iter__``, and would report its former state until then. The trainer has the given state.
         """
         if self.core.logicals[logical].is_asked and logical not in self._latest:
             return
@@ -313,7 +313,7 @@ class LocalWorker:
     ) -> float:
         """Encode a result, and keep it until the next flush; return the time.
 
-        ``cpu_s`` returns the CPU seconds of the ticket, which has ended at the time that it is given.
+        ``cpu_s(now)`` returns the CPU seconds of the ticket, which ended at the time ``now``.
         """
         began = monotonic()
         kind, node = self._encoded(made, logical)
@@ -410,7 +410,7 @@ class LocalWorker:
         self._segments, self._fds = [], []
 
     def _has_sent(self, data: bytes, fds: list[int]) -> bool:
-        """Send a message with descriptors; return False if too many of this user's are in sockets, unread."""
+        """Send a message with descriptors; return False if sockets hold too many unread descriptors of this user."""
         try:
             socket.send_fds(self._results, [data], fds)
         except OSError as error:

@@ -6,7 +6,7 @@ error if ``head_address`` names another cluster. Without a connection, it connec
 merely recorded on this machine.
 
 Starting the first agent of a node takes a second or two. So a pool that closes parks its agents for the next pool,
-which sends them its dataset. Parked agents give back their room on the cluster with the last share of the connection.
+which sends them its dataset. Once no loader uses the connection, parked agents give back their room on the cluster.
 They end with the connection, or after a while.
 
 A node gets no workers if it cannot serve the dataset. After a single failure of an agent, dpex starts it again at once.
@@ -46,7 +46,7 @@ from dpex.transport.arena import Arena
 logger: logging.Logger = logging.getLogger("dpex")
 
 PARKED_S = 60.0
-"""Seconds that parked agents keep their room on the cluster, while the connection has a share."""
+"""Seconds for which parked agents are kept, and their room on the cluster while a loader uses the connection."""
 _END_S = 2.0
 """Maximum seconds for which the last loader to close waits until the cluster has its resources back."""
 LOOPBACK = "127.0.0.1"
@@ -57,9 +57,9 @@ NEEDS_TOKEN = (
     "RAY_AUTH_TOKEN, or the path of its file in RAY_AUTH_TOKEN_PATH. Ray says: {error}"
 )
 FAILURES = 3
-"""A process may be killed twice by chance, by a person or when memory runs out; a third time it has a reason."""
+"""Failures that exclude a node: a process may be killed twice by chance, by a person or when memory runs out."""
 WITHIN_S = 600.0
-"""Failures that are further apart have nothing to do with one another. A start may take a minute before it fails."""
+"""Seconds within which `FAILURES` failures exclude a node. Rarer ones are unrelated. A start may take 60 s to fail."""
 NAMED = 3
 """Nodes that a message names, at most."""
 PROVIDE = (
@@ -67,7 +67,7 @@ PROVIDE = (
     "ClusterConfig(ray_remote_args={'runtime_env': {'pip': [...]}})"
 )
 PAUSE_S = 60.0
-"""Seconds in which a machine usually restarts, or frees its memory."""
+"""Seconds of an exclusion, in which a machine usually restarts or frees its memory."""
 
 
 # -- answers of Ray ----------------------------------------------------------------------------------------------------
@@ -128,16 +128,16 @@ class Parked:
         return next((nodes for nodes in self._parked[::-1] if nodes.key == key and self.discard(nodes)), None)
 
     def discard(self, nodes: Any) -> bool:
-        """Remove them. Return False if another thread did, which owns them now."""
+        """Remove ``nodes``. Return False if another thread has removed them, and owns them now."""
         with contextlib.suppress(ValueError):
             self._parked.remove(nodes)
             return True
         return False
 
     def give_back_room(self) -> None:
-        """Have all give back the room of their workers, and wait for that for `_END_S` seconds.
+        """Make all parked nodes give back the room of their workers, and wait for this up to `_END_S` seconds.
 
-        A call of Ray that came after the user's ``ray.shutdown()`` would start another Ray.
+        Without the wait, a call of Ray after the user's ``ray.shutdown()`` would start another Ray.
         """
         deadline = monotonic() + _END_S
         for given_back in [nodes.give_back_room() for nodes in list(self._parked)]:
@@ -157,7 +157,7 @@ class Parked:
 
 
 class AvoidedNode(NamedTuple):
-    """A node that gets no workers before the time ``until`` in seconds. ``why``: The end of its clause in `without`."""
+    """A node that gets no workers before the time ``until`` in seconds. ``why``: the reason, as `without` shows it."""
 
     place: str
     why: str
@@ -201,7 +201,7 @@ class AvoidedNodes:
         self._avoided[node, kind] = AvoidedNode(place, f": {why}{PROVIDE}", math.inf)
 
     def now(self, kind: str, now: float) -> dict[str, AvoidedNode]:
-        known = list(self._avoided.items())  # in one go: the threads of other loaders add to it
+        known = list(self._avoided.items())  # a copy: threads of other loaders add entries
         return {node: found for (node, of), found in known if of in ("", kind) and now < found.until}
 
 
@@ -210,7 +210,7 @@ class AvoidedNodes:
 
 @dataclass(eq=False)
 class Cluster:
-    """The connection. ``private``: dpex started this Ray, and shuts it down. ``shares``: its users."""
+    """A connection to Ray. ``private``: dpex started this Ray, and shuts it down. ``shares``: count of its users."""
 
     session: str
     private: bool
@@ -223,7 +223,7 @@ class Cluster:
     _landing_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def memory(self, nbytes: int) -> Any:
-        """Return writable memory for a buffer that is received, faulted in as a rule. From any thread."""
+        """Return writable memory to receive a buffer into. It is usually faulted in. From any thread."""
         with self._landing_lock:
             return self._landing.array(nbytes)[0]
 
@@ -237,7 +237,7 @@ _lock = threading.RLock()
 
 
 def connect(head_address: str) -> Cluster:
-    """Return a share of the connection, for `release`. Starts a private Ray where none is connected or named.
+    """Return the connection; the caller must `release` it. Starts a private Ray if no Ray is connected or named.
 
     Raises ClusterError if Ray is not installed, ``head_address`` or ``RAY_ADDRESS`` does not answer, this process is
     connected to another cluster than ``head_address``, or nodes of the cluster cannot connect to this process.
@@ -260,8 +260,8 @@ def connect(head_address: str) -> Cluster:
 
 
 def release(cluster: Cluster, *, shut_down: bool = False) -> None:
-    """Give a share back. With the last one, parked agents give back their room; ``shut_down`` ends a private Ray then,
-    else exit does."""
+    """Give a share back. With the last share, parked agents give back their room or, if ``shut_down``, a private Ray is
+    shut down. Otherwise it ends when the process exits."""
     global _current
     with _lock:
         cluster.shares -= 1

@@ -1,11 +1,11 @@
-"""Decide when a cluster shall grow: how many places to ask for that no node has yet, and when to give them back. PURE.
+"""Decide how many places to request beyond the size of a cluster, and when to give them back. PURE.
 
-A loader that would use more remote workers than the cluster has room for asks for places beyond that room. An
-autoscaler sees the placement groups that wait and adds nodes. Training continues meanwhile. The tuner plans with the
-places that exist, and a new place counts as free until the loader takes it.
+A place is room for one worker. A loader that could use more remote workers than fit in the cluster requests more
+places. An autoscaler sees the pending placement groups and adds nodes. Training continues meanwhile. The tuner plans
+with existing places, and a new place counts as free until the loader takes it.
 
-Places go back when they are not useful any more, when no node comes for them, and when the loader does not take them
-after they have come. The last two are reported, and followed by a pause.
+Places are given back if they are no longer useful, if no node comes for them, or if the loader does not take them. In
+the last two cases the user gets a message, and no places are requested during a pause.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ NODE_S = 600.0
 UNTAKEN_S = 30.0
 """Seconds for which new places may stay unused. The tuner decides within a few windows."""
 PAUSE_S = 600.0
-"""Seconds of pause after places that did not come, or were not taken, because a node that is started for nothing costs
-money."""
+"""Seconds without new requests after places did not come or were not taken, because an unused node costs money."""
 
 
 @dataclass(frozen=True, kw_only=True)

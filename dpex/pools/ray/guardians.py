@@ -1,8 +1,8 @@
 """Guardians: actors on the nodes of a cluster, from which the agents of all pools of this process are started.
 
-A guardian fetches the shipments to its node, and keeps an agent server (`dpex.pools.agent.agent_server`), which forks
-the agents. Pools whose workers have the same ``runtime_env`` share the guardian of a node. The last pool that gives it
-back ends it.
+A guardian fetches shipped datasets to its node, and runs an agent server (`dpex.pools.agent.agent_server`), which forks
+the agents. Pools whose workers have the same ``runtime_env`` share the guardian of a node. It ends when the last pool
+gives it back.
 
 Importing this module imports neither Ray nor torch.
 """
@@ -26,9 +26,9 @@ from functools import cache
 from typing import Any
 
 CALLS_AT_ONCE = 8
-"""Calls that one guardian answers at a time, because it waits for the end of an agent while pools begin and end."""
+"""Maximum concurrent calls of a guardian. One call waits for the ends of agents, while pools open and close."""
 LONGEST_TEXT = 400
-"""Shown letters of Ray's message, which begins with the event and continues with possible causes."""
+"""Maximum characters shown of Ray's message, which begins with the event and continues with possible causes."""
 Ended = Callable[[int, str], object]
 """Called with an agent's exit code, and the reason of its end or "". From any thread."""
 
@@ -48,11 +48,11 @@ def reason_of(error: BaseException) -> str:
 
 
 class Guardian:
-    """An actor on a node, and the pools' nodes that use it. From any thread.
+    """The trainer's handle of an actor on a node, which pools share. From any thread.
 
     Attributes:
         actor: Ray's handle of the actor.
-        uses: The number of pools' nodes that have taken it.
+        uses: The number of pools that use the guardian.
     """
 
     def __init__(self, key: Hashable, actor: Any) -> None:
@@ -64,9 +64,9 @@ class Guardian:
         self._lock = threading.Lock()
 
     def start(self, address: tuple[Any, ...], ended: Ended) -> Any:
-        """Have an agent started that connects to this address (the fields of a `TrainerAddress`).
+        """Start an agent that connects to ``address``, the fields of a `TrainerAddress`. ``ended`` reports its end.
 
-        Return Ray's reference to the answer: the node's name, the guardian's process, and why there is no agent or "".
+        Return Ray's reference to the answer: the node's name, the guardian's pid, and why there is no agent or "".
         """
         with self._lock:
             self._ended[address[-1]] = ended
@@ -166,10 +166,10 @@ def guardian_class() -> Any:
 def local_class() -> Any:  # noqa: C901  (the methods of its class count)
     """Return the class of the actor.
 
-    The class is local, so that it travels by value, and with it the names of the modules that it uses: a node without
-    dpex can say so instead of failing. It imports no torch, which is left to the agent server, a process without
-    threads of Ray's. The server ends with the guardian, which it watches. It is not left to PR_SET_PDEATHSIG: that
-    signal comes when the *thread* ends that started the process, and Ray's threads come and go.
+    The class is local, so that Ray pickles it by value, and only its methods import dpex: a node that lacks dpex can
+    report this instead of failing. The actor does not import torch. The agent server does, a process without Ray's
+    threads. The server watches the guardian, and ends with it. PR_SET_PDEATHSIG cannot do this: its signal comes when
+    the *thread* that started the process ends, and Ray's threads come and go.
     """
 
     class DpexNode:
@@ -187,7 +187,7 @@ def local_class() -> Any:  # noqa: C901  (the methods of its class count)
         def ship(self, number: int, refs: list[Any]) -> str:
             """Fetch the parts of a dataset, and return where processes of this node can open them.
 
-            It is "" if this shipment has been forgotten meanwhile, because calls may overtake each other.
+            Return "" if the shipment has been forgotten meanwhile, because calls may overtake each other.
             """
             import ray
 
@@ -202,7 +202,7 @@ def local_class() -> Any:  # noqa: C901  (the methods of its class count)
             return f"/proc/{os.getpid()}/fd/{fd}"
 
         def unship(self, number: int) -> None:
-            """Forget a shipment; who has opened it keeps it."""
+            """Forget a shipment. Processes that have opened it can still read it."""
             with self._lock:
                 self._forgotten.add(number)
                 if (fd := self._shipped.pop(number, None)) is not None:
@@ -210,7 +210,7 @@ def local_class() -> Any:  # noqa: C901  (the methods of its class count)
 
         def start(self, address: tuple[Any, ...]) -> tuple[str, int, str]:
             """Start an agent, which connects to the trainer at that address (`TrainerAddress`). Return the node's name
-            for people, this process's number, and why the agent cannot be started, or ""."""
+            for people, this process's pid, and why the agent cannot be started, or ""."""
             import ray
 
             me = f"{socket.gethostname()} ({ray.get_runtime_context().get_node_id()[:8]})", os.getpid()
@@ -239,7 +239,7 @@ def local_class() -> Any:  # noqa: C901  (the methods of its class count)
                     self._serve()
                 if agent is not None:
                     self._agents.add(agent)
-                with contextlib.suppress(OSError):  # it has just ended, and its agents with it
+                with contextlib.suppress(OSError):  # the server has just ended, and its agents with it
                     self._server.send(pickle.dumps((what, about)))
 
         def _serve(self) -> None:

@@ -1,10 +1,10 @@
-"""Workers on a Ray cluster: a pool of agents on the nodes that Ray gives, with room for a number of workers each.
+"""Workers on a Ray cluster: a pool of agents on the nodes that Ray assigns, each with room for some workers.
 
-Room is reserved (see `room`). Where room is, or is likely to be, a guardian (see `guardians`) starts an agent, which
-connects to this process. All calls of Ray are made by one thread, and their answers come to it; the pool leaves
-requests and reads news.
+Room is reserved (see `room`). On a node with reserved room, or where room is likely, a guardian (see `guardians`)
+starts an agent, which connects to this process. One thread makes all calls of Ray, and handles the answers. The pool
+queues requests for this thread, and reads its news.
 
-When its pool closes this is parked, with agents, connections and reservations, for the next pool with the same options.
+A closed pool's `RayNodes` is parked with agents, connections and reservations, for a later pool with the same options.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from dpex.worker.setup import WorkerSetup
 logger: logging.Logger = logging.getLogger("dpex")
 
 LOOK_S = 0.05
-"""Seconds between two requests to the cluster's head for the places of reservations."""
+"""Seconds between two requests to the cluster's head for the nodes of pending reservations."""
 NODES_S = 1.0
 """Seconds between two requests for the list of nodes."""
 IDLE_S = 30.0
@@ -76,7 +76,7 @@ class GuardedNode:
     shipment: int = -1
     link: AgentLink | None = None
     is_open: bool = False
-    """True once the pool has heeded the agent's "ready"."""
+    """True once the agent has been reported to the pool as "ready"."""
     room: int = -1
     runs: int = 0
     """The number of running workers. ``room`` is their maximum, as last reported to the pool."""
@@ -198,7 +198,7 @@ class RayNodes(Nodes):
         self._changed.set()
 
     def set_aside(self, agent: int, why: str) -> None:
-        kind = self._kind  # of this pool; the next one may have come until the thread does it
+        kind = self._kind  # read now: when the thread runs this, the next pool may have set its own
         self._do(lambda: self._set_aside(agent, why, kind))
 
     def cut_off(self, agent: int) -> None:
@@ -208,7 +208,7 @@ class RayNodes(Nodes):
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def close(self) -> None:
-        """Park this, and give the share of the connection back. It does not wait for the cluster."""
+        """Park these nodes, and give back the share of the connection, without waiting for the cluster."""
         self._refs = []
         self._room.keep()
         self._do(self._park)
@@ -227,7 +227,7 @@ class RayNodes(Nodes):
         self._changed.set()
 
     def join(self, timeout_s: float) -> None:
-        if threading.current_thread() is not self._thread:  # in which garbage may be collected, too
+        if threading.current_thread() is not self._thread:  # garbage collection may call this in the thread itself
             self._thread.join(timeout_s)
 
     def _do(self, request: Callable[[], None]) -> None:
@@ -301,7 +301,7 @@ class RayNodes(Nodes):
         self._room.avoid(self._avoided)
 
     def _drop_unreserved(self) -> None:
-        """Forget agents that have been without a reservation for a while."""
+        """End agents that have been without a reservation for `IDLE_S` seconds."""
         reserved, now = self._room.nodes, monotonic()
         for node in list(self._nodes.values()):
             if node.node in reserved:
@@ -312,7 +312,7 @@ class RayNodes(Nodes):
                 self._drop(node, "its room was given back")
 
     def _ask(self, node: GuardedNode, call: Any, then: Callable[[Any], None]) -> None:
-        """Have the answer of a guardian's call come to this thread."""
+        """Have this thread pass the answer of a guardian's call to ``then``."""
         call.future().add_done_callback(lambda future: self._do(lambda: self._answered(node, future, then)))
 
     def _answered(self, node: GuardedNode, future: Any, then: Callable[[Any], None]) -> None:
@@ -363,7 +363,7 @@ class RayNodes(Nodes):
 
     def _unship(self, node: GuardedNode) -> None:
         if node.refs is not None:
-            node.refs = None  # its memory in the object store is free now
+            node.refs = None  # this frees its memory in the object store
             node.guardian.actor.unship.remote(node.shipment)
 
     def _give_back_room(self, done: threading.Event) -> None:
@@ -386,7 +386,7 @@ class RayNodes(Nodes):
     # -- agents --------------------------------------------------------------------------------------------------
 
     def _new_node(self, name: str) -> None:
-        """Have an agent on a node, unless there is one."""
+        """Start an agent on a node, unless the node has one."""
         if name in self._nodes:
             return
         node = GuardedNode(name, self._cluster.guardians.take(name, self._options), 0)
@@ -447,7 +447,7 @@ class RayNodes(Nodes):
     def _failed_on(self, node: GuardedNode, why: str, *, counts: bool = True) -> None:
         """Drop a node whose agent or guardian has ended. Unless the node is excluded, the next turn starts new ones.
 
-        ``counts``: It is no end of a guardian that another pool has counted.
+        ``counts``: False if another pool has already counted this end of a guardian.
         """
         self._looked_at = -math.inf
         if not node.served:

@@ -31,13 +31,13 @@ from dpex.system.clock import monotonic
 from dpex.system.ray_package import available_resources_per_node, draining_nodes, is_ray_connected, placement_group_near
 
 ASKED_AT_ONCE = 4
-"""Number of pending placement groups that are polled. Ray places groups in order, so later groups are pending, too."""
+"""Placement groups polled at a time. Ray places groups in order: if none of these is placed, later ones are not."""
 _DEFAULTS = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
 
 
 def worker_options(ray_remote_args: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return Ray's options for a worker: the user's, and dpex's own where the user names none."""
-    given = ray_remote_args or {}  # whose mappings become dicts, as Ray takes no others
+    given = ray_remote_args or {}  # mappings in it become dicts, because Ray accepts no others
     return {**_DEFAULTS, **{name: dict(one) if isinstance(one, Mapping) else one for name, one in given.items()}}
 
 
@@ -51,7 +51,7 @@ def needs_of(options: Mapping[str, Any]) -> dict[str, float]:
 class Reservation:
     """Room for one worker: a placement ``group`` on ``node``.
 
-    Until Ray grants the group, ``node`` is missing (None), and ``near`` may name a node that the group is wanted near.
+    Until Ray grants the group, ``node`` is None, and ``near`` may name the preferred node.
 
     ``leaving``: True if the place is released when its worker ends.
     """
@@ -149,8 +149,8 @@ class ReservedRoom:
         return list(dict.fromkeys(one.node for one in self._reserved if one.node is not None and not one.leaving))
 
     def reserve(self) -> list[str]:
-        """Reserve room for workers without any, each near the node with the fewest workers. Return the nodes with free
-        resources, in which the room will most likely be."""
+        """Reserve room for workers that have none, each preferably on the node with the fewest workers. Return the
+        preferred nodes with free resources, where the room will most likely be."""
         missing = self._wanted - sum(not one.leaving for one in self._reserved)
         free = available_resources_per_node() if missing > 0 else {}
         likely: list[str] = []
@@ -172,7 +172,7 @@ class ReservedRoom:
             self.free(lambda one: one in waiting and one.node in self.avoided)
 
     def look(self, nodes: list[dict[str, Any]]) -> None:
-        """Read the living nodes from Ray. Workers on a draining node leave, and other workers replace them."""
+        """Take in Ray's list of living nodes. Workers on a draining node leave, and other workers replace them."""
         there = {node["NodeID"] for node in nodes}
         self._living = set(there)
         with contextlib.suppress(Exception):
@@ -180,7 +180,7 @@ class ReservedRoom:
         for one in [one for one in self._reserved if one.node is not None]:
             one.leaving = one.leaving or (one.node in there and one.node not in self._living)
             if one.node not in there:
-                one.node = None  # Ray finds another place for it
+                one.node = None  # Ray places the group on another node
         fit = [node["NodeID"] for node in nodes if self._suffices(node["Resources"])]
         self._fit = [node for node in fit if node in self._living and node not in self.avoided]
 
@@ -188,8 +188,8 @@ class ReservedRoom:
         return all(resources.get(name, 0) >= need for name, need in self._needs.items())
 
     def avoid(self, nodes: dict[str, AvoidedNode]) -> None:
-        """Have no workers on these nodes. If one of them may serve again, reservations without a place are asked for
-        anew."""
+        """Have no workers on ``nodes``. If a node that was avoided may serve again, free the pending reservations, to
+        request them anew."""
         if not self.avoided.keys() <= nodes.keys():
             self.free(lambda one: one.node is None)
         self.avoided = nodes
@@ -206,7 +206,7 @@ class ReservedRoom:
         return reasons or f"no node of the cluster has {self._needs}"
 
     def free_what_left(self, runs: Callable[[str], int]) -> None:
-        """Free the reservations whose workers have left, or never came; ``runs``: how many a node has."""
+        """Free leaving reservations whose workers have left or never came. ``runs(node)``: its running workers."""
         for one in [one for one in self._reserved if one.leaving]:
             reserved = sum(other.node == one.node for other in self._reserved)
             if one.node is None or reserved > runs(one.node):
@@ -228,7 +228,7 @@ class ReservedRoom:
 class RemoteRoom:
     """The number of remote workers that a loader may ask for: free ones, up to the loader's share of the cluster.
 
-    A `dpex.autotune.types.Room`, which looks at the cluster every ``every_s`` seconds.
+    A `dpex.autotune.types.Room`, which asks the cluster at most every ``every_s`` seconds.
     """
 
     def __init__(self, ray_remote_args: Mapping[str, Any] | None, *, weight: float = 1.0, every_s: float) -> None:
@@ -288,10 +288,10 @@ class RemoteRoom:
 
 
 class ClusterGrowth:
-    """Ask Ray for places beyond the size of the cluster. Used by one thread at a time, which may wait for Ray.
+    """Requests places beyond the size of the cluster. Used by one thread at a time, which may wait for Ray.
 
-    A place that has come is kept, and with it its node, until the loader takes it: then the placement group is removed,
-    and the pool's own reservation gets its room. None lies on the trainer's node, which serves local workers.
+    A granted place is held, which keeps its node, until the loader takes the place: then the placement group is
+    removed, and the pool's own reservation gets its room. No place is on the trainer's node, which has local workers.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -309,7 +309,7 @@ class ClusterGrowth:
         living = {node["NodeID"] for node in living_nodes()} if self.held else set()
         for one in self._reserved:
             if one.node is not None and one.node not in living:
-                one.node = None  # Ray finds another place for it
+                one.node = None  # Ray places the group on another node
         self._bundles.locate([one for one in self._reserved if one.node is None])
         held = self.held
         places = Places(useful=useful, requested=requested, free=free, held=held, awaited=len(self._reserved) - held)

@@ -1,6 +1,6 @@
-"""The shares of a cluster's workers that belong to the loaders which tune themselves.
+"""Divides the workers of a cluster among the loaders that tune themselves.
 
-Each loader gets an equal part of the CPUs, or one by its weight. CPUs for which it has no use go to the others (max-min
+Each loader gets a share of the CPUs in proportion to its weight. CPUs that it cannot use go to other loaders (max-min
 fairness). `ClusterShares` decides and is pure. It lives in a small named actor of the cluster, to which each loader
 reports about once a second through its `ClusterShare`. The actor belongs to the process that started it and ends with
 that process. The next report of another loader starts a new actor, which knows all loaders within a second: a loader
@@ -36,8 +36,8 @@ requests."""
 SAME = 0.1
 """Minimum relative change of the number of useful workers that changes a share, so that no worker moves for noise."""
 CAPACITY_S = 5.0
-"""The capacity is the maximum of the capacities in this many seconds. For a moment, no count may contain a worker that
-was just requested, and no loader shall lose a worker for that."""
+"""Seconds over which the maximum of the capacity is taken. A worker that was just requested may be missing from all
+counts for a moment, and no loader should lose a worker for that."""
 DIVIDE_EVERY_S = 0.2
 """Seconds between two divisions, unless a loader is new, because a thousand loaders report a thousand times a
 second."""
@@ -158,7 +158,7 @@ class ClusterShare:
         self._granted: int | None = None
 
     def report(self, claim: Claim, *, free: float, total: float) -> int | None:
-        """Report a `Claim`, to which the weight is added; return the workers granted last, None without an actor."""
+        """Report ``claim`` with this loader's weight. Return the workers last granted, or None without an actor."""
         try:
             ray = importlib.import_module("ray")
             if self._actor is None:
@@ -185,7 +185,7 @@ def shares() -> dict[str, tuple[Claim, int]]:
 
 
 def _actor() -> Any:
-    """Return the actor of this cluster, started beside the first loader that needs it. Asks Ray."""
+    """Return the actor of this cluster. Start it, preferably on this node, if none runs. Asks Ray."""
     ray = importlib.import_module("ray")
     affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     here = affinity(ray.get_runtime_context().get_node_id(), soft=True)

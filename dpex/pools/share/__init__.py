@@ -1,1 +1,1 @@
-"""Trainings of one machine share their batches: a process that makes each once, and the trainings' ends of it."""
+"""Batches shared by trainings of one machine: a process that makes each batch once, and the trainings' access to it."""

@@ -1,9 +1,9 @@
-"""The needs of trainings that share batches: a place to meet, and the same data.
+"""Requirements of trainings that share batches: an address at which they meet, and equal data.
 
 **The place** is an abstract socket address of this machine. The kernel gives an address to one listener at a time, and
 frees it when the listener ends, so the address needs no lock and no removal. A training that finds no listener begins
-to listen, and hands the socket to a new producer. Any user can connect to such an address, or take it. So both ends ask
-the kernel for the user of their peer, and reject other users.
+to listen, and hands the socket to a new producer. Any user can connect to such an address, or listen at it. So both
+ends ask the kernel for the user of their peer, and reject other users.
 
 **Facts** that trainings must have in common are texts. A batch is a function of its samples, the dataset, the collate
 function and its seed. The producer compares the samples batch by batch, and the other facts once per pass. The facts of
@@ -32,10 +32,10 @@ from dpex.worker.setup import WorkerSetup
 
 Facts = dict[str, str]
 BACKLOG = 128
-"""Trainings that may come at the same moment."""
+"""Maximum connections that wait to be accepted, because trainings may start at the same moment."""
 _CREDENTIALS = struct.Struct("3i")
 _NAME_LETTERS = 24
-"""Characters of a hash. A socket's address holds 107 bytes, and names must stay distinct."""
+"""Characters of a hash: few enough for an address of at most 107 bytes, and enough for distinct names."""
 _MOST_LETTERS = 200
 """Characters of a value in a message."""
 _MOST_ITEMS = 16
@@ -49,7 +49,7 @@ _REMEDIES = {
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """Return the process at the other end and its user. For a socket that connected this is the listener."""
+    """Return the pid and the user id of the other end. If this end has connected, the other end is the listener."""
     pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
 
@@ -63,7 +63,7 @@ class MeetingPlace:
         self.address: str = f"\0dpex-share-{os.getuid()}-{name}"
 
     def connect(self) -> socket.socket | None:
-        """Return a connection to the listener, or None without one. Raises ShareError if it is another user's."""
+        """Return a connection to the listener, or None without one. Raises ShareError if another user listens."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(self.address)
@@ -151,7 +151,7 @@ def _made_with(value: Any) -> dict[str, Any]:
 
 
 def _texts(value: Any) -> list[str]:
-    """Return a text that is the same for that value in all processes, or nothing."""
+    """Return the text of a value, or an empty list if the text differs by process."""
     with contextlib.suppress(Exception):
         text = _text(value)
         return [] if " at 0x" in text else [_shortened(text)]
@@ -173,7 +173,7 @@ def _text(value: Any) -> str:
 
 
 def _named(value: Any) -> str:
-    """A function or a type by its name; an object that is called, by its type."""
+    """Return the qualified name of a function or type, or of the type of another object."""
     if value is None:
         return "None"
     function = getattr(value, "func", value)

@@ -1,7 +1,7 @@
 """The producer of the batches of a share, as the agent of a training's pool on this machine.
 
-Each batch is copied out of the workers' memory when it arrives, so that it is this training's own to write into. It is
-read through the producer's entry in ``/proc``. It stays as it is until the training says that it has its copy.
+The training copies each batch out of the workers' memory, so that it may write into its copy. It reads the memory
+through the producer's entry in ``/proc``. The memory stays unchanged until the training reports its copy ("taken").
 
 When the producer dies, the connection ends. The first training that notices starts another producer, the others find
 it, and all ask it for the batches that they still want.
@@ -85,10 +85,10 @@ class SharedNodes(Nodes):
         return self._wanted
 
     def runs(self, agent: int, workers: int) -> None:
-        """The producer counts them itself."""
+        """Do nothing: the producer counts its workers itself."""
 
     def set_aside(self, agent: int, why: str) -> None:
-        """`report` raises an error instead."""
+        """Do nothing: `report` raises an error instead."""
 
     def cut_off(self, agent: int) -> None:
         ended = "the process that makes the batches ended"
@@ -130,7 +130,7 @@ class SharedNodes(Nodes):
             epoch, number, worker, kind, node, rest, places = marshal.loads(data)
             try:
                 slots = copied(places, self._processes[0], self._arena)
-            except OSError as error:  # as where the producer was killed after it sent this; it is made again
+            except OSError as error:  # the producer may have been killed; the batch is made again
                 link.why_ended = f"a batch of its could not be read: {error}"
                 link.close()
                 break
@@ -150,9 +150,9 @@ class SharedNodes(Nodes):
 
 
 def copied(places: list[tuple[int, int, int, int, int]], producer: int, arena: Arena) -> dict[tuple[int, int], Any]:
-    """Return arrays in ``arena`` with the bytes of these slots, by segment and slot, of the process ``producer``.
+    """Copy slots of the process ``producer`` into arrays in ``arena``; return the arrays by segment and slot.
 
-    Raises OSError if it has ended.
+    Raises OSError if the producer has ended.
     """
     found = {}
     for segment, slot, fd, offset, nbytes in places:

@@ -1,7 +1,7 @@
 """Open the pool of a training that shares batches, and start a producer where none runs.
 
-The producer comes from where workers do (`starter_for`). It is forked from the training, and inherits the dataset. Or
-it is forked from the training's clean server, and its workers unpickle the dataset. It must outlive its training, so it
+The producer is started as workers are (`starter_for`). Either it is forked from the training, and inherits the dataset,
+or from the training's clean server, and its workers unpickle the dataset. It must outlive its training, so it
 has a session of its own: Ctrl-C reaches the trainings, and the producer ends after them. Sockets, pipes and devices
 that it inherits become ``/dev/null``. So a port and the memory of a GPU are free once the training has ended, and a
 reader of the training's output sees its end. A terminal or a file as output stays.
@@ -41,7 +41,7 @@ START_LIMIT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The share of a loader that had ``passes_before``. ``rank``: the data-parallel rank if ranks of one job share.
+    """A loader's use of a share after ``passes_before`` passes. ``rank``: data-parallel rank if ranks of a job share.
 
     ``kept_bytes``: bytes of batches that are kept for slower trainings.
     """
@@ -123,14 +123,14 @@ def _prepare(listener: socket.socket) -> None:
     _let_go({listener.fileno()})
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a descriptor for each segment that is kept
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each kept segment needs a descriptor
     listener.setblocking(False)
     gc.freeze()
 
 
 def _let_go(keep: set[int]) -> None:
-    """Put ``/dev/null`` in place of pipes, sockets and devices at whose other end a reader may wait for the end. The
-    numbers stay in use, because Python objects hold them."""
+    """Replace inherited pipes, sockets and devices by ``/dev/null``, because another process may wait until they are
+    closed. The descriptor numbers stay in use, because Python objects hold them."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  (of names)
         if number not in keep and number != null and _is_waited_for(number):

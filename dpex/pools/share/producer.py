@@ -8,7 +8,7 @@ keeps the descriptors of their segments.
 
 The producer has one thread, and ends with its last connection.
 
-A training sends the frames for an agent, except ``("open", pool, (facts, kept_bytes, rank))``, and ``("taken", keys)``.
+A training sends requests as to an agent, but ``("open", pool, (facts, kept_bytes, rank))``, and ``("taken", keys)``.
 The producer sends reports: ``("report", pool, results, events, failed, processes, None)``. A result is ``(data of a
 `SharedBatch`, is_first)``. ``processes`` are the producer's process, its workers, and the count of connected ranks.
 """
@@ -42,17 +42,17 @@ from dpex.transport.codec import slots_of
 from dpex.transport.frames import FrameReader, FrameWriter
 
 FIRST_S = 30.0
-"""Seconds for which it waits for the training that started it, which may die before it connects."""
+"""Seconds for which a new producer waits for a connection, because the training that started it may have died."""
 SLEEP_MS = 1000
 """Maximum milliseconds until the pool checks for an overdue process."""
 TRY_AGAIN_MS = 10
-"""Milliseconds until tickets that do not fit in the workers' socket are tried again, at the latest."""
+"""Maximum milliseconds until tickets that did not fit in the workers' socket are sent again."""
 MESSAGES_A_WORKER = 2
 """Messages of tickets per worker: the current and the following. Further tickets wait, lowest number first."""
 
 
 class KeptDescriptor:
-    """A descriptor that is closed once nothing refers to this."""
+    """A duplicate of a descriptor, which is closed when this object is freed."""
 
     def __init__(self, fd: int) -> None:
         self.fd: int = os.dup(fd)
@@ -82,7 +82,7 @@ class SharedBatch:
     """A batch that a worker made, undecoded. ``data`` is the message to every training, and ``nbytes`` the memory of
     the batch in this process.
 
-    Its slots are the worker's again when it dies.
+    The worker gets the slots back when this object is freed.
     """
 
     __slots__ = ("_kept", "_slots", "data", "nbytes")
@@ -92,7 +92,7 @@ class SharedBatch:
     ) -> None:
         self._slots = slots_of(node, worker.lease) if node is not None else {}
         self._kept = {number: worker.kept[number] for number, _ in self._slots}
-        places = [  # for each slot: its name in the batch, and the place of its bytes in a file of the producer
+        places = [  # for each slot: its name in the batch, then descriptor, offset and length of its bytes
             (number, slot, self._kept[number].fd, worker.segments[number].offset(slot), base.nbytes)
             for (number, slot), base in self._slots.items()
         ]
@@ -126,7 +126,7 @@ class ProducerPool(LocalPool):
 
     @property
     def processes(self) -> list[tuple[int, int]]:
-        """The process of each worker that serves, by number."""
+        """The number and pid of each worker that serves."""
         return [(number, self._workers[number].process.pid or 0) for number in self.workers()]
 
 
@@ -136,7 +136,7 @@ class ProducerPool(LocalPool):
 class Subscriber:
     """A training as the producer sees it: its connection, its unsent results, and its requests.
 
-    ``wanted``: workers. ``pool``: its number for the training. ``rank``: its rank in its job."""
+    ``wanted``: number of workers. ``pool``: number of the training's pool. ``rank``: the training's rank in its job."""
 
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number = number
@@ -209,7 +209,7 @@ class Producer:
         self._subscribers: dict[int, Subscriber] = {}
         self._last = 0
         self._to_make: list[tuple[Key, list[int]]] = []
-        """Messages of tickets that no worker has yet, by the first one's key: a heap."""
+        """Messages of tickets that no worker has yet: a heap, ordered by the key of the first ticket."""
         self._at_workers: dict[Key, Any] = {}
         """The samples of each batch that is being made, by its key."""
         self._idle_since = monotonic()
@@ -237,7 +237,7 @@ class Producer:
         if self._subscribers:
             return False
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # also where a process that was forked meanwhile has it
+            self._listener.shutdown(socket.SHUT_RDWR)  # also ends listening for forked processes that hold the socket
         self._listener.close()
         return True
 
@@ -255,7 +255,7 @@ class Producer:
         with contextlib.suppress(BlockingIOError, OSError):
             while True:
                 connection, _ = self._listener.accept()
-                if peer(connection)[1] != os.getuid():  # nothing is read of a process of another user
+                if peer(connection)[1] != os.getuid():  # reject other users before reading anything
                     connection.close()
                     continue
                 self._last += 1
@@ -283,7 +283,7 @@ class Producer:
                 subscriber.tell(WorkerUp("", worker))
 
     def _do_close(self, subscriber: Subscriber, grace_s: float) -> None:
-        """The end of the connection follows."""
+        """Do nothing: the end of the connection follows."""
 
     def _do_resize(self, subscriber: Subscriber, wanted: int) -> None:
         subscriber.wanted = wanted if subscriber.is_admitted else 0
@@ -333,7 +333,7 @@ class Producer:
         for key, batch in made:
             for number, is_first in self._cache.made(key, self._at_workers.pop(key, None), batch):
                 self._subscribers[number].deliver(batch, is_first=is_first)
-            if self._cache.is_wanted(key):  # with other samples, which waited until no worker had a ticket of this key
+            if self._cache.is_wanted(key):  # with other samples, not sent while a worker had this key
                 heapq.heappush(self._to_make, (key, [key[1]]))
         for event in events:
             if isinstance(event, WorkerGone):
@@ -344,7 +344,7 @@ class Producer:
         events.clear()
 
     def _lose(self, event: WorkerGone) -> None:
-        """Report the end of a worker to the trainings that wait for its batches. They ask anew."""
+        """Report the end of a worker to all trainings. They ask anew for lost batches that they wait for."""
         keys = [key for number in event.lost if (key := (event.epoch, number)) in self._at_workers]
         for key in keys:
             del self._at_workers[key]

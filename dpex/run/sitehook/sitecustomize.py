@@ -1,5 +1,5 @@
-"""Runs when a Python process starts below ``dpex run`` or ``dpex diagnose``, see `dpex.run.install`; then the next
-``sitecustomize`` does."""
+"""Python runs this module when a process starts below ``dpex run`` or ``dpex diagnose``; see `dpex.run.install`. At its
+end, it imports the next ``sitecustomize``."""
 
 import importlib
 import json

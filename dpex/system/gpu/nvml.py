@@ -28,8 +28,8 @@ logger: logging.Logger = logging.getLogger("dpex")
 PERIOD_S = 1.0
 """Seconds for which a reading is kept. NVML's utilisation is a mean over a sixth of a second to a second."""
 RETRY_S = 60.0
-"""Seconds after a failure until NVML is initialised anew. A GPU that is reset, or a driver that is replaced, is back in
-less time. A missing library costs an import that fails, once in that time."""
+"""Seconds after a failure until NVML is initialised anew. Resetting a GPU or replacing a driver takes less time. While
+pynvml is missing, each retry costs an import that fails."""
 GONE = frozenset({1, 9, 15, 16, 28})
 """NVML's codes for a device that is lost: uninitialised, no driver, lost, reset required, not found."""
 
@@ -58,7 +58,7 @@ class GpuSample:
 def cuda_devices() -> dict[int, str]:
     """Return the GPUs on which this process has a CUDA context: CUDA's UUID by torch's number.
 
-    A process forked from one that uses CUDA has none: it cannot use it.
+    A process forked from a process that uses CUDA gets an empty dict, because it cannot use CUDA.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -70,7 +70,7 @@ def cuda_devices() -> dict[int, str]:
 
 
 def _handle(nvml: Any, uuid: str) -> Any:
-    """Return NVML's handle of the GPU, or of the part of one (MIG), with CUDA's ``uuid``; None if it has none.
+    """Return NVML's handle of the GPU, or of the MIG part of a GPU, with CUDA's ``uuid``; None if NVML has none.
 
     CUDA may number devices in another order than NVML, and ``CUDA_VISIBLE_DEVICES`` hides some. UUIDs are the same.
     """
@@ -95,7 +95,7 @@ class _Gpu:
         self._model = str(self._unless_refused(nvml.nvmlDeviceGetName) or "")
 
     def _unless_refused(self, ask: Callable[[Any], Any]) -> Any:
-        """Return the answer, or None for a value that the device does not offer now. A part of a GPU offers few."""
+        """Return the result of ``ask``, or None if the device does not support it now. MIG parts support few."""
         try:
             return ask(self._handle)
         except self._nvml.NVMLError as error:
@@ -138,14 +138,14 @@ class Gpus:
         self._known: dict[int, _Gpu | None] = {}
         self._is_down = False
         self._retry_at = math.inf
-        """When NVML is initialised anew, as it failed, or lost a GPU."""
+        """Time of the next initialisation of NVML, after a failure or the loss of a GPU."""
         self._reasons: set[str] = set()
         """The reasons that were logged."""
 
     def latest(self) -> tuple[GpuSample, ...]:
         """Return the GPUs by torch's number, without GPUs that NVML does not know or has lost.
 
-        They are read now unless that was done less than `PERIOD_S` ago, or another thread is about to.
+        They are read now unless the latest reading is younger than `PERIOD_S` or another thread is reading.
         """
         if self._pid != os.getpid():
             self._load_nvml()
@@ -158,7 +158,7 @@ class Gpus:
         return self._latest
 
     def busy_ratio(self) -> float | None:
-        """Share of about the last second in which the GPUs of this process ran kernels, on average; None: not known."""
+        """Return the mean share of about the last second in which this process's GPUs ran kernels; None: unknown."""
         known = [gpu.kernel_active_ratio for gpu in self.latest() if gpu.kernel_active_ratio is not None]
         return sum(known) / len(known) if known else None
 

@@ -5,11 +5,11 @@ A *mark* is a CUDA event on the stream at the entry of ``next()`` and at its ret
 stream is still busy then, right after the first. So the time between both is the stream's wait for the batch, and 0 if
 queued work outlasts the wait. Later visits read completed events, oldest first; no call waits for the GPU.
 
-The marks also measure the stream's time for a step, between two visits: the demand on the loader. A clock of the host
-cannot distinguish a loop that runs ahead of the GPU from a loop with short steps.
+The marks also measure the stream's time for a step, between two visits. It determines the rate at which the loop needs
+batches. A host clock cannot distinguish a loop that runs ahead of the GPU from a loop with short steps.
 
-The result is an upper limit of the GPU's stall, as other streams may be busy meanwhile. It is at most as long as the
-visit, as a second thread may feed the same stream during ``next()``.
+The result is an upper limit of the GPU's stall, because other streams may be busy meanwhile. It is clipped to the
+duration of the visit, because a second thread may feed the same stream during ``next()``.
 
 Marking a visit takes 25 to 100 µs, which is expensive for steps of 1 ms. With a ``share``, marks take about this share
 of the loop's time.
@@ -47,7 +47,7 @@ AT_ONCE = 4
 """Visits read per call, at most."""
 ABSENCE_S = 1.0
 ABSENCE_STEPS = 10.0
-"""A time of this many seconds, and this many mean steps, is no step but an evaluation or a checkpoint."""
+"""A longer time than both `ABSENCE_S` and `ABSENCE_STEPS` mean steps is an evaluation or a checkpoint, not a step."""
 ABSENCES_APART = 10
 """Minimum steps between two absences. A long time that follows sooner is a step, because steps have become slow."""
 
@@ -106,7 +106,7 @@ class _Visit(NamedTuple):
     ``follows``: True if all visits since the previous marked visit were skipped and of the same pass.
     ``waited``: See `GpuStall.block`.
     ``steps``: Count of steps since the previous marked visit.
-    ``skipped_s``: Seconds inside ``next()`` of skipped visits that did not wait, and of visits that waited.
+    ``skipped_s``: Seconds inside ``next()`` of skipped visits that did not wait, and of skipped visits that waited.
     ``entry_s``, ``exit_s``: Cost of the two marks, in seconds.
     """
 
@@ -146,7 +146,7 @@ class _MarkBudget:
 
 
 class _Part:
-    """The part of the time inside ``next()`` that was stall, of the latest marked visits of one kind."""
+    """Estimates the stalled part of the time inside ``next()``, from the latest marked visits of one kind."""
 
     __slots__ = ("_inside_s", "_stall_s")
 
@@ -286,7 +286,7 @@ class GpuStall(Generic[Mark]):
         self._is_in_row = True
         if not self._is_late:
             self._budget.add_cost(ended - began)
-            if not starting:  # the start says nothing of later visits
+            if not starting:  # the first visit is not typical, so visits are not skipped after it
                 self._budget.rest_after_cost(ended)
 
     def _read(self, most: int) -> None:

@@ -1,7 +1,7 @@
-"""The figures of a window, the difference of two readings of a loader, for the page. PURE.
+"""Figures for the live page from a window, which is the difference of two readings of a loader. PURE.
 
-A frame is the window of one second. It holds seconds and counts, not shares, so that the page can add frames up to any
-stretch of time.
+A frame holds the figures of a window of one second. They are seconds and counts, not shares, so that the page can sum
+frames over any period.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpex.telemetry.catalog import STATES
 
 LEVELS = ("wanted", "requested", "running", "in_flight")
 STAGES = STAGE_CAUSES[:4]
-"""Stages that workers spend time in; the way from them to the trainer is not among them."""
+"""Stages in which workers spend time. Transit to the training process is left out."""
 _NO_POOL = PoolReading()
 
 Frame = Mapping[str, Any]

@@ -5,8 +5,8 @@ it. Frames are encoded once, and joined for a request. One lock guards them. The
 it for less than a millisecond.
 
 A diagnosis takes 3 ms of CPU, for which it shares the interpreter with the training loop. So it is made only when a
-client asks for it. It is about the whole run or about a stretch, the difference between the counts and a mark, an
-earlier state of them. Time between passes is in no stretch.
+client asks for it. It covers the whole run or a stretch, which is the difference between the present counts and a mark.
+A mark is a copy of earlier counts. Time between passes is in no stretch.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ EVERY_S = 1.0
 KEEP = 600
 """Frames that are kept: ten minutes."""
 NOW_S = 5.0
-"""Seconds that the figures of the present cover. A single second varies too much."""
+"""Seconds over which the present rates and shares are measured, because single seconds vary too much."""
 NOW_READINGS = 1 + round(NOW_S / EVERY_S)
 MOST_DECISIONS = 100
-"""The latest decisions that are sent."""
+"""Maximum number of decisions in the JSON, which are the latest."""
 PRINTED_DECISIONS = 4
-"""The latest decisions that a report in text has."""
+"""Maximum number of decisions in a report in text, which are the latest."""
 MARK_EVERY = 5
-"""Frames between marks, by which a stretch may be longer than necessary."""
+"""Frames between marks. A stretch may be longer than necessary by this many frames."""
 RECENT_S, NEW_S = 30.0, 10.0
-"""Shortest stretch in seconds; the second if the workers changed just before it."""
+"""Minimum seconds of a stretch; the second number applies if the workers changed just before the stretch."""
 MUCH = 0.20
 """Share of waiting that counts as bad, as in XProf (openxla/xprof, input_pipeline_analysis)."""
 NO_LOADER = "No loader has been iterated yet."
@@ -73,7 +73,7 @@ def _compact(value: Any) -> str:
 
 
 def level(found: Diagnosis) -> Level:
-    """Return the colour of a diagnosis on the page."""
+    """Return the level of a diagnosis, which sets its colour on the page."""
     if found.verdict.cause in ("too-early", "consumer"):
         return "early" if found.verdict.cause == "too-early" else "good"
     return "bad" if found.facts.wait_ratio >= MUCH else "fair"
@@ -150,7 +150,7 @@ class LoaderHistory:
         return now - then, reading.since(before)
 
     def update_case(self) -> None:
-        """Take the case for diagnosis from the ledger. A pass may have begun since the last frame."""
+        """Update the source of diagnoses from the ledger, because a pass may have begun since the last frame."""
         assert self._ledger is not None
         case = self._ledger.case
         if self.case is not None and (case is None or case.book is not self.case.book):
@@ -167,7 +167,7 @@ class LoaderHistory:
         if not self._marks or account.wall_s > self._marks[-1].wall_s:
             pools = {name: replace(pool, services_s=()) for name, pool in account.pools.items()}
             waits = account.batch_waits.counted()
-            self._marks.append(replace(account, pools=pools, batch_waits=waits))  # times of batches are not subtracted
+            self._marks.append(replace(account, pools=pools, batch_waits=waits))  # `since` needs no single times
 
     def recent(self, account: Reading) -> Reading:
         """Return the shortest stretch up to ``account`` that allows a conclusion, or ``account`` itself."""
@@ -238,7 +238,7 @@ def _cache(reading: Reading) -> Mapping[str, Any] | None:
 
 
 def encoded(number: int, at: float, decision: Decision) -> Mapping[str, Any]:
-    """Return a decision for JSON, which has finite numbers only. ``predicted``: None where nothing was."""
+    """Return a decision for JSON, with None for infinite numbers. ``predicted`` is None without a prediction."""
     outcome, expected = decision.outcome, _rates(decision.predicted_wait, decision.predicted_rate)
     return {
         "number": number,
@@ -291,7 +291,7 @@ class HistorySampler:
         self.thread.start()
 
     def stop(self, *, wait: bool = True) -> None:
-        """End within `STOP_S`. Idempotent."""
+        """Stop taking frames; with ``wait``, wait up to `STOP_S` for the thread to end. Idempotent."""
         self._stop.set()
         if wait and self.thread is not threading.current_thread():
             self.thread.join(STOP_S)
@@ -351,7 +351,7 @@ class HistorySampler:
 
         Args:
             found: The diagnoses.
-            is_whole: Name the loaders, too, of which there is nothing to diagnose yet.
+            is_whole: Also name loaders that cannot be diagnosed yet.
             columns: The width of the reports.
         """
         with self._lock:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 logger: logging.Logger = logging.getLogger("dpex")
 
 MOST_CONNECTIONS = 32
-"""Connections, and so threads, at a time."""
+"""Maximum number of open connections, and so of threads for requests."""
 TIMEOUT_S = 30.0
 """Seconds that a client may take to send its request, and again to read the answer."""
 REST_S = 0.2
@@ -32,7 +32,7 @@ STOP_S = 2.0
 
 
 class Request(NamedTuple):
-    """A GET or HEAD request. ``headers`` finds names in any case."""
+    """A GET or HEAD request. Names in ``headers`` are case-insensitive."""
 
     path: str
     query: str = ""
@@ -90,7 +90,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, app: App, context: ssl.SSLContext | None = None) -> None:
         family, _, _, _, address = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)[0]
         super().__init__((host, port), _Handler, bind_and_activate=False)
-        self.socket.close()  # HTTPServer's own would look up this machine's name in the network
+        self.socket.close()  # HTTPServer.server_bind would look up this machine's name in the DNS
         both = host == "::" and socket.has_dualstack_ipv6()
         self.socket: socket.socket = socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=both)
         self.address: str
@@ -124,7 +124,7 @@ class Server(ThreadingHTTPServer):
         return connection, client
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a new thread, after the oldest connection has made room for it if need be."""
+        """Answer in a new thread. If `MOST_CONNECTIONS` are open, close the oldest first."""
         while len(held := list(self._open.items())) >= MOST_CONNECTIONS:
             oldest, thread = held[0]
             _hang_up(oldest)
@@ -147,7 +147,7 @@ class Server(ThreadingHTTPServer):
         logger.debug("metrics: %s was not served: %s", client_address, sys.exc_info()[1])
 
     def stop(self, *, wait: bool = True) -> None:
-        """Close the port and all connections; with ``wait`` until their threads have ended. Idempotent."""
+        """Close the port and all connections; with ``wait``, wait for their threads to end. Idempotent."""
         self._stopping.set()
         threads = [self.thread, *list(self._open.values())]
         for connection in [self.socket, *list(self._open)]:
@@ -164,7 +164,7 @@ class Server(ThreadingHTTPServer):
 
 def _hang_up(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # that of an SSLSocket would end encryption first
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # SSLSocket.shutdown would drop the encryption first
 
 
 def tls(certfile: str, keyfile: str | None, client_cafile: str | None) -> ssl.SSLContext:

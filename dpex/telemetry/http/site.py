@@ -1,4 +1,4 @@
-"""The routes of the endpoint: metrics, the live page and the diagnosis, and the check of the ``Host`` header.
+"""The routes of the endpoint (metrics, live page, diagnosis), and the check of the ``Host`` header.
 
 No request makes the training loop wait. The page loads nothing from other origins, and names that users give (loaders,
 datasets) reach it as JSON only.
@@ -27,11 +27,11 @@ logger: logging.Logger = logging.getLogger("dpex")
 Wsgi = Callable[[Any, Any], Iterable[bytes]]
 
 DIAGNOSES_VERSION = 1
-"""Version of the JSON of ``/diagnosis.json``; a diagnosis has its own inside."""
+"""Version of the JSON of ``/diagnosis.json``. Each diagnosis in it has a version of its own."""
 LEAST_COLUMNS = 40
 """The least width of a report in text."""
 MOST_SHOWN = 200
-"""Letters of a request's host name that are repeated in an answer or a warning."""
+"""Maximum characters of a host name or an error that an answer or a warning repeats."""
 HOSTS_VARIABLE = "DPEX_METRICS_ALLOWED_HOSTS"
 _STATIC = ("page.js", "charts.js", "page.css", "icon.svg", "uPlot.iife.min.js", "uPlot.min.css", "uPlot.LICENSE.txt")
 PAGE = {"/": "index.html"} | {f"/static/{name}": name for name in _STATIC}
@@ -63,12 +63,12 @@ class Hosts:
     """The host names under which the endpoint may be addressed, which prevents DNS rebinding.
 
     A web page can make a name of its own resolve to this machine and then read the endpoint through the browser of a
-    visitor; the ``Host`` header gives it away. Addresses and ``localhost`` are accepted. If other machines can connect,
-    so are names that cannot be registered on the internet, as Prometheus uses the names of machines and containers.
+    visitor. The ``Host`` header reveals this. IP addresses and ``localhost`` are accepted. If other machines can
+    connect, names that public DNS cannot have are accepted, too, as Prometheus uses names of machines and containers.
 
     Args:
         bound_to: The ``host`` of the configuration.
-        address: The address that it listens on.
+        address: The address that the server listens on.
         allowed: Further names; ``.example.org`` is that domain and all names in it, ``*`` is any name.
     """
 
@@ -77,7 +77,7 @@ class Hosts:
         self._names = {name.strip().lower().rstrip(".") for name in (bound_to, socket.gethostname(), *allowed)} - {""}
 
     def allow(self, header: str | None) -> bool:
-        """Return True if a request with that ``Host`` header may be answered; every browser sends one."""
+        """Return True if a request with that ``Host`` header is allowed. So is one without it: browsers send it."""
         if not header or "*" in self._names:
             return True
         found = _HOST.fullmatch(header)
@@ -108,7 +108,7 @@ class Site:
 
     Args:
         metrics: prometheus-client's application.
-        hosts: Names under which it may be addressed; None for any.
+        hosts: Names under which the endpoint may be addressed; None for any.
     """
 
     def __init__(self, metrics: Wsgi, sampler: HistorySampler, hosts: Hosts | None = None) -> None:
@@ -150,7 +150,7 @@ class Site:
         environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics", "QUERY_STRING": request.query, **accept}
         try:
             body = b"".join(self._wsgi(environ, lambda *answer: found.extend(answer[:2])))
-        except (TypeError, ValueError) as error:  # of prometheus-client, if a version in Accept is not a number
+        except (TypeError, ValueError) as error:  # by prometheus-client, if a version in Accept is no number
             return _error(HTTPStatus.BAD_REQUEST, f"Accept: {str(error)[:MOST_SHOWN]}")
         return Answer(HTTPStatus(int(found[0].split()[0])), [*found[1], *HEADERS], body)
 
