@@ -1,10 +1,10 @@
 """Every private name of torch that dpex uses, once, with its purpose.
 
-Other modules take these names from here: ruff fails on a private name elsewhere (`banned-api` in pyproject.toml).
-`tests/project/test_torch_names.py` checks the presence and shape of each name in the torch that is installed. Importing
-this module imports torch.
+Other modules import these names from this one, because ruff fails on a private name in any other (`banned-api` in
+pyproject.toml). `tests/project/test_torch_names.py` checks the presence and shape of each name in the installed torch.
+Importing this module imports torch.
 
-Names of methods and attributes cannot be imported. `ATTRIBUTES` has the names that dpex overrides, replaces or reads.
+Methods and attributes cannot be imported. `ATTRIBUTES` lists the ones that dpex overrides, replaces or reads.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
 
 # -- iterators ---------------------------------------------------------------------------------------------------------
 # BaseDataLoaderIter: base class of dpex's iterators, so that length warnings, seeds and pinning rules are torch's.
-# SingleProcessDataLoaderIter, MultiProcessingDataLoaderIter: base classes of the iterators in which torch makes the
-#     batches.
+# SingleProcessDataLoaderIter, MultiProcessingDataLoaderIter: torch's iterators, from which dpex derives the iterators
+#     that make batches with torch's code.
 # DatasetKind: distinguishes streams (`Iterable`) from map-style datasets (`Map`).
 
 
@@ -68,7 +68,7 @@ HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
 # ExceptionWrapper: carries an exception from a worker to the training process, which raises it as torch does.
 # WorkerInfo: what `get_worker_info()` returns.
 # generate_numpy_seed: makes the seed of numpy's global generator in a worker.
-# collate: the module; `default_collate_fn_map` and `collate_*_fn` are changed and shipped to other machines.
+# collate: the module; dpex changes its `default_collate_fn_map` and `collate_*_fn`, and sends them to other machines.
 
 
 def set_worker_info(info: WorkerInfo | None) -> None:
@@ -86,8 +86,8 @@ set_thread_name: Callable[[str], None] = getattr(torch.multiprocessing, "_set_th
 """Set the name of the calling thread in the operating system; does nothing in torch releases without this function."""
 
 # -- pickles of tensors ------------------------------------------------------------------------------------------------
-# rebuild_from_type: the function in the pickle of a tensor of a subclass, or with attributes.
-# rebuild_sparse_tensor: the function in the pickle of a sparse tensor.
+# rebuild_from_type: rebuilds a pickled tensor of a subclass, or one with attributes.
+# rebuild_sparse_tensor: rebuilds a pickled sparse tensor.
 
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 """Context manager that disables ``__torch_function__`` of tensor subclasses, so that torch's own methods run."""
@@ -95,7 +95,7 @@ DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 # -- modes of the calling thread ---------------------------------------------------------------------------------------
 
 is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
-"""Return True if autocast is on for any kind of device; to ask for one by its name takes five times as long."""
+"""Return True if autocast is on for any kind of device. A query for a single kind takes five times as long."""
 count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """Count the active `TorchFunctionMode` contexts."""
 count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -104,7 +104,7 @@ _is_profiled_here: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
 def is_profiled() -> bool:
-    """Return whether a profiler is on, of this thread or of any."""
+    """Return True if a profiler is on, in this thread or in another."""
     return _is_profiled_here() or profiler._is_profiler_enabled
 
 
@@ -112,7 +112,7 @@ def is_profiled() -> bool:
 
 
 def has_cuda_context(ordinal: int) -> bool:
-    """Return True if this process has a context on GPU ``ordinal``. CUDA must be initialised. None is created."""
+    """Return True if this process has a context on GPU ``ordinal``, but create none. CUDA must be initialised."""
     ask = getattr(torch._C, "_cuda_hasPrimaryContext", None)  # not in a build without CUDA
     return ask is None or bool(ask(ordinal))
 

@@ -20,10 +20,10 @@ else:
 class DpexTracker(GeneralTracker):
     """Writes wait, workers and decisions of loaders whenever the script calls ``accelerator.log``.
 
-    Give it to the `Accelerator` as ``log_with=[tracker]``. `dpex.log_to` lists the names.
+    Give it to the `Accelerator` as ``log_with=[tracker]``. `dpex.log_to` lists the names of the figures.
 
     Args:
-        writer: Where to write, as for `dpex.log_to`; another tracker will do as well.
+        writer: The destination: a writer that `dpex.log_to` accepts, or another tracker.
         loaders: `DpexDataLoader`s. `watch` adds more, such as the result of `dpex.serve`.
         print_diagnosis: Whether ``accelerator.end_training()`` prints the diagnosis of each loader.
     """

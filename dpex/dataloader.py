@@ -1,4 +1,4 @@
-"""`DpexDataLoader`: torch's DataLoader with workers on this machine or a Ray cluster, in a number that may change."""
+"""`DpexDataLoader`: torch's DataLoader with a changeable number of workers, on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -92,10 +92,11 @@ class DpexDataLoader(BaseLoader[T_co]):
         autotune: None tunes ``num_workers="auto"`` with the defaults, and leaves a given number fixed. An
             `AutotuneConfig` tunes the number within its limits, starting from ``num_workers``. It needs
             ``seeding="batch"``, which is then the default. False tunes nothing, and ``"auto"`` chooses a number once.
-            dpex never tunes the number of streams of an iterable dataset, because it determines the samples. Under
-            ``"auto"`` it is the number of shards that the dataset names (``num_shards``, ``n_shards``, or the URLs of
-            webdataset), at most ``AutotuneConfig(max_streams=...)``, by default the larger of 8 and the CPUs of this
-            rank. Without named shards it is 1, and ``iter()`` warns. The prefetch and decoding workers are still tuned.
+            dpex never tunes the number of streams of an iterable dataset, because this number determines the samples.
+            Under ``"auto"``, dpex makes one stream for each shard that the dataset names (``num_shards``, ``n_shards``,
+            or the URLs of webdataset), up to ``AutotuneConfig(max_streams=...)`` (default: the larger of 8 and the CPUs
+            of this rank). If the dataset names no shards, dpex makes one stream, and ``iter()`` warns. The prefetch and
+            decoding workers are still tuned.
         device: The device on which batches arrive, such as ``"cuda"``, ``"cuda:1"`` or a `torch.device`. Without an
             index, it is the current device of the thread that calls ``iter()``. The loader copies batches there ahead
             of need, while training computes. None and ``"cpu"`` leave batches on the host.
@@ -103,7 +104,7 @@ class DpexDataLoader(BaseLoader[T_co]):
         metrics_port: The port of the live page and of the metrics for Prometheus. If another process has the port, dpex
             takes a free port. 0 takes a free port, and prints the address on stderr. The endpoint exists from the first
             ``iter()`` until the loader is closed or deleted, and the loaders of a process share it. None:
-            the port ``$DPEX_METRICS_PORT``. Without it, no metrics unless ``metrics_config`` is given.
+            the port ``$DPEX_METRICS_PORT``; if it is not set, no metrics, unless ``metrics_config`` is given.
         worker_config: The memory of batches in flight, and shared batches; see `WorkerConfig`. None, here and below,
             means the defaults of that class.
         cluster_config: Ray's arguments of remote workers; see `ClusterConfig`.
@@ -178,7 +179,7 @@ class DpexDataLoader(BaseLoader[T_co]):
         options["device"] = parsed_device(options["device"])
         vars(self).update(options)
         streams = streams_of(self, dataset) if is_auto else None
-        number = static_worker_count() if num_workers == "auto" else num_workers  # before anything was measured
+        number = static_worker_count() if num_workers == "auto" else num_workers  # nothing has been measured yet
         count = number if streams is None else streams.count
         check_place(self)
         self._streams = streams
@@ -248,16 +249,16 @@ class DpexDataLoader(BaseLoader[T_co]):
         self.close()
 
     def check_worker_number_rationality(self) -> None:
-        """Warn as torch does of more workers than CPUs, for the user's number only."""
+        """Warn of more workers than CPUs, as torch does, but only if the user chose their number."""
         if self.num_workers != self._chosen:
             super().check_worker_number_rationality()
 
     def resize(self, local: int | None = None, remote: int | None = None, prefetch: int | None = None) -> None:
         """Change the number of workers and the prefetch at once, also in the middle of an epoch and from any thread.
 
-        New workers take batches as soon as they run, and leaving workers finish their batches. Under
+        New workers take batches as soon as they run. Workers that leave finish their batches first. Under
         ``seeding="worker"``, and for iterable datasets, only the prefetch can change. If the loader tunes itself, the
-        values given here are fixed from now on (``prefetch``: as a maximum). dpex continues to tune the others.
+        values given here are fixed from now on (``prefetch``: as a maximum). dpex continues to tune the other values.
 
         Args:
             local: The number of workers on this machine. None keeps it.
@@ -305,7 +306,7 @@ class DpexDataLoader(BaseLoader[T_co]):
     def stats(self) -> LoaderStats:
         """Return a snapshot of the latest iterator: workers by pool, batches in flight, bytes and times.
 
-        After the end of the iterator, by itself, by ``break`` or by `close`, its last snapshot remains.
+        The last snapshot remains after the iterator has ended, whether it was exhausted, left by ``break``, or closed.
 
         Returns:
             An immutable snapshot; see `LoaderStats`.
@@ -351,8 +352,8 @@ class DpexDataLoader(BaseLoader[T_co]):
             reset: True restarts the measurements, so that the next diagnosis covers the time from now on. By default a
                 diagnosis covers all epochs of the loader.
             group: A process group, such as ``torch.distributed.group.WORLD``. The result is then the diagnosis of the
-                job: the rank that starves it, since when, why, and the cost for all ranks. All ranks of the group must
-                call it, as it is a collective.
+                job: the rank that starves it, since when, why, and the cost for all ranks. The call is a collective, so
+                all ranks of the group must make it.
 
         Returns:
             A verdict with its evidence, the first step to take, and the changes that would end the wait. Its text is a
@@ -373,12 +374,12 @@ class DpexDataLoader(BaseLoader[T_co]):
         """Return the position of the latest pass, after the batches that it has delivered.
 
         Batches that workers have made ahead do not count: a loader that loads the state delivers them, each once. Call
-        it in the thread that iterates. Before the first ``iter()`` it makes the iterator that ``iter()`` will return,
-        as torchdata's StatefulDataLoader does. After the end of an epoch the state is the start of the next epoch.
+        this method in the thread that iterates. Before the first ``iter()``, it makes the iterator that ``iter()`` will
+        return, as torchdata's StatefulDataLoader does. After an epoch, the state is the start of the next epoch.
 
         From the first call on, workers ask a dataset with a ``state_dict()`` for its state now and then. If the first
-        call comes in the middle of an epoch of a stream, a run that resumes from its result reads the stream again from
-        its start, and discards the delivered batches.
+        call comes in the middle of an epoch of a stream, a run that resumes from the returned state reads the stream
+        from its start, and discards the batches that were already delivered.
 
         Returns:
             Dicts and lists of numbers, strings and tensors, of a few kilobytes, which `torch.save` and

@@ -1,9 +1,9 @@
-"""The errors that dpex itself raises, each with the built-in error that it also is, in brackets::
+"""The errors that dpex itself raises. Each is also a subclass of the built-in error in parentheses::
 
     DpexError
     ├── OptionError(ValueError)          An option, or an argument of a call, is invalid or cannot change.
     ├── UsageError(RuntimeError)         A dataset or a call is used in a place or way that cannot work.
-    ├── ShippingError(TypeError)         The dataset, or something beside it, cannot be pickled for a worker.
+    ├── ShippingError(TypeError)         The dataset, or an object sent with it, cannot be pickled for a worker.
     ├── StateError(ValueError)           A state of a loader cannot be read, or belongs to another loader.
     ├── WorkerDiedError(RuntimeError)    A worker ended, and its work could not be made again.
     ├── SampleTimeoutError(RuntimeError)  A sample took longer than ``SamplePolicy.timeout_s`` in two workers.
@@ -40,11 +40,11 @@ class DpexError(Exception):
 
 
 class OptionError(DpexError, ValueError):
-    """An option or an argument is invalid, or cannot change; the message has the value and the accepted ones."""
+    """An option or an argument is invalid, or cannot change; the message has the given and the accepted values."""
 
 
 class UsageError(DpexError, RuntimeError):
-    """A dataset or a call is used in a place or way that cannot work; the message names it and the remedy.
+    """A dataset or a call is used in a place or way that cannot work; the message names the cause and the remedy.
 
     Examples are an asynchronous dataset that draws random numbers while it fetches, `batch_seed` called while no batch
     is being made, and ``next()`` of a loader with a ``device`` during the capture of a graph on this device.
@@ -58,7 +58,7 @@ class CacheError(DpexError, RuntimeError):
 class WorkerDiedError(DpexError, RuntimeError):
     """A worker ended and its work could not be made again; the message names the indices of the samples.
 
-    It is also raised where the thread that pins memory ended.
+    It is also raised if the thread that pins memory has ended.
     """
 
 
@@ -108,7 +108,7 @@ class ClusterError(DpexError, RuntimeError):
 
 
 class StateError(DpexError, ValueError):
-    """A state of a loader cannot be taken or read, or is of another loader; the message names what differs."""
+    """A state cannot be taken or read, or belongs to another loader; the message names the cause or the difference."""
 
 
 class ShareError(DpexError, ValueError):

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 _MEANT = {"max_workers": "max_local", "min_workers": "min_local"}
-"""Common names that no similarity of spelling would find, and the argument of dpex for each."""
+"""Common names whose spelling is not similar to that of dpex's argument, each with this argument."""
 _Init = TypeVar("_Init", bound=Callable[..., None])
 _Class = TypeVar("_Class", bound=type)
 
 
 def hinted(config: _Class) -> _Class:
-    """Decorate a dataclass: its TypeError for an unknown argument suggests a known argument."""
+    """Decorate a dataclass, so that its TypeError for an unknown argument suggests a known argument."""
     config.__init__ = with_hints({})(config.__init__)  # type: ignore[misc]
     return config
 
@@ -24,7 +24,7 @@ def with_hints(held: Mapping[str, str]) -> Callable[[_Init], _Init]:
     """Return a decorator of constructors, whose TypeError for an unknown argument then suggests a known argument.
 
     Args:
-        held: How to give the arguments that another argument holds, by name: "autotune=AutotuneConfig(max_local=...)".
+        held: Fields of other arguments, by name, each with its notation: "autotune=AutotuneConfig(max_local=...)".
     """
 
     def decorate(init: _Init) -> _Init:

@@ -19,7 +19,7 @@ from dpex.stats import LoaderStats
 
 Write = Callable[[Mapping[str, float], int], None]
 _INSIDE = ("base_dataloader", "_dataloader")
-"""Attributes in which frameworks keep the loader that they wrap: Accelerate's; Fabric's and Ray Train's."""
+"""Attributes in which frameworks keep the wrapped loader: first Accelerate's, then that of Fabric and Ray Train."""
 _MOST_WRAPPERS = 8
 """Maximum number of nested wrappers that are unwrapped. It ends the search in a loader that contains itself."""
 
@@ -44,8 +44,8 @@ def serve(
             ``autotune``.
         like: The `DpexDataLoader` from which the framework built ``loader``. It gives dpex's options, and PyTorch's
             ``prefetch_factor``, ``persistent_workers``, ``multiprocessing_context`` and ``in_order``, but not its
-            state. None: PyTorch's four are taken from ``loader``.
-        options: Options of dpex and these four, by name. A given option wins over ``like`` and over ``loader``.
+            state. None: these four options of PyTorch come from ``loader``.
+        options: Options of dpex and the four of PyTorch above, by name. They win over ``like`` and over ``loader``.
 
     Returns:
         The `DpexDataLoader` that makes the batches. It has the statistics, the diagnosis and the state. If the
@@ -74,7 +74,7 @@ def serve(
         return inner
     _check_served(loader, inner)
     ignored = {name: given[name] for name in sorted(given.keys() & {"shuffle", *OF_DATA})}
-    _refuse(loader, ignored, "that of the loader holds; leave it out, and make the loader with another one")
+    _refuse(loader, ignored, "the loader's own value applies; leave this option out, or make the loader with it")
     behind: DpexDataLoader[Any] = DpexDataLoader(inner.dataset, **_settings(inner, like, given))
     if like is not None and type(like).local_pool is not None:
         vars(behind)["local_pool"] = type(like).local_pool
@@ -106,7 +106,7 @@ def _settings(loader: DataLoader[Any], like: DpexDataLoader[Any] | None, given: 
     """Return the keyword arguments for the `DpexDataLoader` behind a loader."""
     settings: dict[str, Any] = {"num_workers": "auto"} | settings_of(loader)
     if like is not None:
-        is_auto = like._is_auto and like._streams is None  # a framework's wrapper of a stream may name no shards
+        is_auto = like._is_auto and like._streams is None  # a framework's wrapper may hide the shards of a stream
         settings = {name: getattr(like, name) for name in DEFAULTS} | settings_of(like)
         settings |= {"num_workers": "auto" if is_auto else like.num_workers}
     if given.get("num_workers", "auto") != "auto":
@@ -133,7 +133,7 @@ def loader_behind(loader: Any) -> DpexDataLoader[Any] | None:
 
 
 def _innermost(loader: Any) -> Any:
-    """The loader within a framework's wrappers."""
+    """Return the loader inside a framework's wrappers."""
     for _ in range(_MOST_WRAPPERS):
         attributes = {} if isinstance(loader, DpexDataLoader) else getattr(loader, "__dict__", {})
         inside = [attributes[name] for name in _INSIDE if name in attributes]
@@ -232,7 +232,7 @@ def _to_gauges(meter: Any) -> Write:
 
 
 def log_to(writer: Any, *loaders: Any) -> Callable[[int], None]:
-    """Return a function that writes figures of the loaders since its last call.
+    """Return a function that writes the loaders' figures for the time since its last call.
 
     Each name is ``dpex/``, the loader's name, if it has one, and the figure: ``wait_ratio``, ``batches_per_s``,
     ``workers``, ``prefetch``, ``decisions``, and with a GPU ``gpu_stall_ratio``.

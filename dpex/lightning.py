@@ -19,7 +19,7 @@ else:
 class DpexCallback(Callback):  # type: ignore[misc]  # mypy skips the package
     """Logs wait, workers and decisions of the training loaders to the trainer's loggers.
 
-    `dpex.log_to` lists the names. Loaders that dpex does not serve are left out.
+    `dpex.log_to` lists the names of the figures. Loaders that dpex does not serve are left out.
 
     Args:
         every_n_steps: The batches between two entries. None: the trainer's ``log_every_n_steps``.
@@ -36,12 +36,12 @@ class DpexCallback(Callback):  # type: ignore[misc]  # mypy skips the package
         self._read(trainer)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log at the interval that was given."""
+        """Log once every ``every_n_steps`` batches."""
         if (batch_idx + 1) % (self._every_n_steps or trainer.log_every_n_steps) == 0:
             self._log(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log at the end of each epoch, too: it may be shorter than the interval."""
+        """Log at the end of each epoch, too, because an epoch may be shorter than the interval."""
         self._log(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -59,7 +59,7 @@ class DpexCallback(Callback):  # type: ignore[misc]  # mypy skips the package
                 logger.log_metrics(values, step=trainer.global_step)
 
     def _read(self, trainer: Any) -> None:
-        """Set the readings to those of the present training loaders. Known loaders keep theirs."""
+        """Keep the readings of the present training loaders only, and make readings for new ones."""
         known = {id(readings.loader): readings for readings in self._readings}
         behind = [loader_behind(loader) for loader in _loaders(trainer)]
         self._readings = [known.get(id(loader)) or LoaderFigures(loader) for loader in behind]

@@ -60,10 +60,10 @@ class WorkerConfig:
             larger than the limit. None: only the prefetch limits the batches in flight.
         share: The name under which trainings of this machine share batches, for example a sweep of learning rates. Each
             batch is made once for all trainings that read the same data with the same seeds and order. It needs
-            ``seeding="batch"`` (then the default), a map-style dataset and workers. The largest number of workers that
-            a training wants applies.
+            ``seeding="batch"`` (then the default), a map-style dataset and workers. All trainings together have as many
+            workers as the training that asks for the most.
         share_rank: The data-parallel rank of this process, as a number or as a dimension of a ``DeviceMesh``, such as
-            ``mesh["dp"]``. The ranks of a job with the same value share their batches. Use it for tensor- and
+            ``mesh["dp"]``. Ranks of a job that give the same value share their batches. Use it for tensor- and
             context-parallel ranks, which read the same data. None: no two ranks of a job share.
         share_bytes: The maximum number of bytes of batches that are kept for slower trainings. None: 1 GiB, or 256 MiB
             with ``share_rank``.
@@ -131,7 +131,7 @@ def _coordinate(mesh: Any) -> int:
 
 
 def _is_mapping_to(is_right: Callable[[Any], bool], value: Any) -> bool:
-    """Return True if ``value`` maps strings to values that are right."""
+    """Return True if ``value`` maps strings to values for which ``is_right`` returns True."""
     if not isinstance(value, Mapping):
         return False
     return all(isinstance(key, str) and is_right(item) for key, item in value.items())
@@ -200,9 +200,9 @@ class DeviceConfig:
     """Options of batches that arrive on a ``device``.
 
     Args:
-        transform: A function of a batch, called once the batch is on the device, on the stream of its copy. For
-            example, it converts ``uint8`` to floats, so that a quarter of the bytes crosses the bus, and crops or
-            flips. Its random numbers depend only on the base seed, the epoch and the number of the batch; the
+        transform: A function of a batch. It is called after the copy of the batch to the device, on the stream of that
+            copy. For example, it converts ``uint8`` to floats, so that a quarter of the bytes crosses the bus, and
+            crops or flips. Its random numbers depend only on the base seed, the epoch and the number of the batch; the
             generators of training, on host and device, keep their states. With the device ``"cpu"`` it runs on the
             host.
         budget_bytes: The maximum number of bytes of batches that wait on the device. dpex assumes for each batch the
@@ -237,8 +237,8 @@ class TLSConfig:
     Args:
         certfile: The certificate, and the certificates of the authorities between it and the root.
         keyfile: The private key of the certificate.
-        client_cafile: The certificate of an authority. Only clients with its certificates have access. None: all
-            clients have access.
+        client_cafile: The certificate of an authority. Only clients with a certificate from this authority have access.
+            None: all clients have access.
 
     Raises:
         OptionError: A value is not a file's name. It is a ValueError.
@@ -323,7 +323,7 @@ def checked(given: Mapping[str, Any], *, is_auto: bool = False, is_asynchronous:
     """Return all options by name, checked: the given options, and the defaults of the others. ``seeding`` is never
     None.
 
-    ``"auto"`` sets ``autotune``, because frameworks that rebuild the loader copy the options and a number of workers.
+    ``num_workers="auto"`` sets ``autotune``: a framework that rebuilds the loader copies this option, and not "auto".
 
     Args:
         given: Options by name. None for an option that is a dataclass means its default.
@@ -331,7 +331,7 @@ def checked(given: Mapping[str, Any], *, is_auto: bool = False, is_asynchronous:
         is_asynchronous: True if the dataset is asynchronous. Its samples do not have torch's seeds.
 
     Raises:
-        OptionError: An option has a value that is not accepted, alone or beside another one.
+        OptionError: An option has an invalid value, or two options cannot be combined.
     """
     left_out = [name for name, value in given.items() if value is None and is_dataclass(DEFAULTS[name])]
     options = SimpleNamespace(**{**DEFAULTS, **given, **{name: DEFAULTS[name] for name in left_out}})

@@ -19,8 +19,8 @@ else:
 class DpexTrainerCallback(TrainerCallback):  # type: ignore[misc]  # mypy skips the package
     """Lets dpex make the training batches, and adds wait, workers and decisions to the logs of the `Trainer`.
 
-    The names are the same as in `dpex.log_to`. They appear in ``trainer.state.log_history``, and in the logs that later
-    callbacks receive.
+    The figures have the names that `dpex.log_to` lists. They appear in ``trainer.state.log_history``, and in the logs
+    that later callbacks receive.
 
     Args:
         num_workers: The number of workers, or ``"auto"``, in place of ``dataloader_num_workers``; see `dpex.serve`.
@@ -37,7 +37,7 @@ class DpexTrainerCallback(TrainerCallback):  # type: ignore[misc]  # mypy skips 
         self._readings: LoaderFigures | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Have the training loader served."""
+        """Have dpex make the batches of the training loader."""
         if self._num_workers is not None:
             serve(others["train_dataloader"], self._num_workers, **self._options)
 

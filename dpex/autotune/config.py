@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StartSettings(Protocol):
-    """Settings to start from: a `dpex.Tuned`."""
+    """Settings to start from, such as a `dpex.Tuned`."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings by name, as `dpex.Tuned.as_dict` does."""
@@ -51,8 +51,8 @@ class AutotuneConfig:
         max_streams: The maximum number of streams of an iterable dataset under ``num_workers="auto"`` (1 or more). Each
             shard that the dataset names (``num_shards``, ``n_shards``, URLs of webdataset) has a stream. A dataset
             without named shards has one stream. None: at most 8, or one for each CPU of this rank if that is more.
-            Set it to more if reading mostly waits, or if the ranks' machines have different CPUs, as all ranks need
-            the same number. dpex never tunes the number of streams, because it determines the samples of each stream.
+            Give a larger number if reading mostly waits. Give any number if the ranks' machines have different CPUs,
+            because all ranks need the same. dpex never tunes it, because it determines the samples of each stream.
         wait_goal: The acceptable share of the training loop's time lost to loading (0 to 0.5). A one-second
             window cannot tell shares below 0.01 from noise.
         headroom: The ratio of the workers' batch rate to the training loop's (1 to 3), so that workers that are slow

@@ -13,7 +13,7 @@ class Constants:
     """Constants of the law, with their units. Times and sizes of the work are measured instead."""
 
     start_workers: int = 8
-    """Workers at the start, at most; half of them where memory may be short."""
+    """Maximum number of workers at the start; half of it where memory may be short."""
     start_depth: float = 2.0
     """Batches in flight per worker at the start."""
     start_each: float = 1.0
@@ -35,7 +35,7 @@ class Constants:
     most_depth: float = 32.0
     """Maximum batches in flight per worker, used where single late batches cause the waits."""
     depth_by_slowest: float = 2.0
-    """Batches in flight per worker, as a multiple of the slowest batch over the mean."""
+    """Batches in flight per worker, as a multiple of the ratio of the slowest batch to the mean."""
     least_prefetch_change: float = 1.3
     """Minimum factor by which a decision raises the prefetch alone; otherwise the prefetch stays."""
     is_uneven_from: float = 2.0
@@ -56,7 +56,7 @@ class Constants:
     pause: float = 3.0
     """Time without trials after a failed trial, as a multiple of the trial's time; each failure doubles it."""
     exponent: float = 0.5
-    """If workers grow by a factor g, the rate must grow by g to this power or more, or the time of a batch by less."""
+    """Growth of workers by a factor g succeeds if the rate grows by g to this power, or the time of a batch by less."""
     apart: float = 2.0
     """The work has changed if recent batches take this many times the old slow quantile, scaled by the growth of
     workers."""
@@ -67,7 +67,7 @@ class Constants:
     drift: float = 1.0
     """Deviation that the CUSUM takes for noise and subtracts from each deviation, in standard deviations."""
     cusum_from: int = 3
-    """Windows under a condition before a deviation from their mean counts."""
+    """Minimum windows under a condition before a deviation from their mean counts."""
     cusum_memory: int = 16
     """Windows over which the mean and the variance of a CUSUM are taken."""
     least_sigma: float = 0.02
@@ -79,11 +79,11 @@ class Constants:
     patience_s: float = 30.0
     """Maximum wait for workers to start, in seconds."""
     most_settling_s: float = 30.0
-    """After a change, windows leave out the mean time of a batch, at most this many seconds."""
+    """Maximum seconds that windows leave out after a change. They leave out the mean time of a batch if it is less."""
     far: float = 0.1
-    """Relative error that a prediction for twice or half the workers has in addition to the measured rate's."""
+    """Relative error of a prediction for twice or half the workers, in addition to the error of the measured rate."""
     recent: int = 64
-    """Maximum number of remembered windows. Later on, sums of recent windows cover at least half as many."""
+    """Maximum number of remembered windows. A full sum of recent windows drops the older half at once."""
 
 
 CONSTANTS = Constants()
@@ -91,12 +91,12 @@ CONSTANTS = Constants()
 # -- what can be a measurement -----------------------------------------------------------------------------------------
 
 STOPPED_S, STOPPED = 30.0, 10.0
-"""A window of more than `STOPPED_S` seconds and `STOPPED` times the previous window is dropped: the process was
-stopped, so no thread read the clock."""
+"""A window of more than `STOPPED_S` seconds and `STOPPED` times the previous window is dropped, because the process was
+stopped and no thread read the clock."""
 MOST_WORKERS = 10**5
 """More workers than any cluster has."""
 NVML_SETTLES_S = 2.0
-"""Seconds under a setting before NVML's values count: dpex reads them once a second, and they cover the last second."""
+"""Seconds under a setting before NVML's values count, because dpex reads them once a second and they cover a second."""
 
 # -- windows of measurements -------------------------------------------------------------------------------------------
 
@@ -110,13 +110,13 @@ WINDOW_PATIENCE = 4.0
 GLANCE_S = 0.125
 """Maximum seconds between two readings within a window, so that a sudden change is seen soon."""
 SUDDEN = 0.5
-"""The work has changed if the consumer waited for more than this share of its time since a glance. A window then begins
-with that glance."""
+"""The work has changed if the consumer waited for more than this share of its time since the last glance (a reading
+within a window). A new window then begins with that glance."""
 AWAY_S = 1.0
 AWAY_STEPS = 10.0
 """A step of more than `AWAY_S` seconds and `AWAY_STEPS` mean steps is an absence: the consumer does something else."""
 AWAY_UNKNOWN_S = 60.0
-"""A first step of more seconds than this is an absence. No mean step is known yet."""
+"""A first step of more seconds than this is an absence, because no mean step is known yet."""
 AWAY_APART = 10
 """Minimum batches between two absences. A long step that follows sooner is no absence, because steps have become
 slow."""

@@ -1,4 +1,4 @@
-"""The limits of settings, by configuration, loader, ``resize``, system, memory and cluster. PURE."""
+"""The limits that configuration, loader, ``resize``, system, memory and cluster set to the settings. PURE."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Limits:
         return replace(self, least_local=1) if self.local else replace(self, least_remote=1)
 
     def without_remote(self, local: int) -> Limits:
-        """Return the limits without remote workers. Fixed workers become ``local`` fixed local workers."""
+        """Return the limits without remote workers. If both numbers of workers are fixed, fix ``local`` local ones."""
         if (self.least_local, self.least_remote) == (self.local, self.remote):
             return self.fixed(**{LOCAL: local, REMOTE: 0})
         return replace(self, local=self.local or MOST_WORKERS, remote=0, least_remote=0).with_a_worker()
@@ -105,15 +105,15 @@ class Limits:
         return min(self.prefetch, self.prefetch_factor) < MOST_WORKERS
 
     def most_prefetch(self, local: int) -> int:
-        """Return the batches in flight that fit into memory beside ``local`` workers, at least the minimum."""
+        """Return the batches in flight that fit into memory together with ``local`` workers, at least the minimum."""
         if math.isinf(self.memory) or self.batch_bytes <= 0:
             return self.prefetch
         room = (self.memory - local * self.worker_bytes) / self.batch_bytes
         return int(max(self.least_prefetch, min(self.prefetch, room)))
 
     def most_local(self, unevenness: float) -> int:
-        """Return the local workers that fit into memory with one batch each, or with more if the slowest batch takes
-        ``unevenness`` times the mean, because other workers continue during a slow batch."""
+        """Return the number of local workers that fit into memory with their batches: one each, or more if the slowest
+        batch takes ``unevenness`` times the mean, because other workers continue during a slow batch."""
         at_once = min(unevenness * self.batch_bytes, self.batch_bytes + CONSTANTS.uneven_room * self.worker_bytes)
         each = self.worker_bytes + at_once
         if math.isinf(self.memory) or not each:
@@ -132,8 +132,8 @@ class Limits:
     def clip_change(self, window: Reading, wanted: Settings) -> Settings:
         """Return the setting nearest to ``wanted`` that may follow the setting of a window.
 
-        Running remote workers may stay even if the cluster has no room for more. Those beyond this loader's share are
-        given back to other loaders. Memory that leaving workers and batches in flight still hold counts as used.
+        Running remote workers may stay even if the cluster has no room for more. Workers beyond this loader's share go
+        back to other loaders. The memory of leaving workers and of batches in flight counts as used.
         """
         hard, now = self.in_window(window), window.settings
         if wanted.local > now.local and hard.worker_bytes > 0 and math.isfinite(hard.memory):

@@ -1,13 +1,13 @@
 """Run a policy: check its windows, choose their clock, keep the limits, and write outcomes of decisions. PURE.
 
-A policy sees a window only if it measured something and the setting is inside the limits. A setting outside them is
-brought inside by the supervisor itself, with a "limit" decision. Settings that the policy wants are clipped.
+A policy sees a window only if the window measured something and its setting is inside the limits. The supervisor itself
+brings a setting outside the limits inside, with a "limit" decision. It clips the settings that the policy wants.
 
 A loop that does not synchronise runs ahead of the GPU. It may wait in ``next()`` while kernels are queued and lose
-nothing, and its own step may take a tenth of the GPU's. So `LossClock` judges loading by the best clock:
+nothing, and its step may take a tenth of the GPU's time. So `LossClock` judges loading by the best available clock:
 
 - *events*: CUDA events on the stream of the training loop. The loss is the time in which that stream waited for data.
-  Waits for copies and for the device transform belong to the step. No worker shortens them.
+  Waits for copies and for the device transform belong to the step, because no worker shortens them.
 - *nvml*: Without events, the loss is at most the time in which the GPU ran no kernel.
 - *wait*: Without a known GPU, the loss is the training loop's wait.
 
@@ -45,7 +45,7 @@ _MOST = 1e18
 def is_legal(window: Reading) -> bool:
     """Return True if each number of a window is possible: finite, and negative only in the free memory.
 
-    Sums of a record never shrink, so that only a broken clock or counter gives another number.
+    The sums of a record never shrink, so only a broken clock or counter gives an impossible number.
     """
     parts = (window, window.local, window.remote)
     numbers = (value for part in parts for name, value in vars(part).items() if name != "memory_free")
@@ -65,8 +65,8 @@ class LossClock:
     def of(self, window: Reading) -> Reading | None:
         """Return the window by its best clock, or None if that clock has not measured yet.
 
-        A window by the GPU's clock has no count of ended steps, even without a batch. In a sum of windows, the count of
-        one window would divide the seconds of all.
+        A window by the GPU's clock, even one without a batch, has no ``step_count``. A sum of windows would else have
+        the count of the few that have one, and `step_times` would divide the seconds of all windows by it.
         """
         self._since_s = self._since_s + window.seconds if window.settings == self._settings else 0.0
         self._settings = window.settings
@@ -79,15 +79,15 @@ class LossClock:
 
 
 def by_events(window: Reading) -> Reading:
-    """Return the window by CUDA events; without them, the window itself.
+    """Return the window by CUDA events. Return it unchanged if it has no events or no batch.
 
-    Events that are pending count as no loss if the loop took batches, because the stream had other work. Without a
-    batch, the training loop is in ``next()``, and the remaining work of the stream is unknown.
+    Events that are pending count as no loss if the loop took batches, because the stream had other work. If the loop
+    took none, it is in ``next()``, and how much work the stream still has is unknown.
     """
     if window.gpu_running_stall_s is None or not window.later_batches:
         return window
     stall_s, step_s = window.gpu_running_stall_s, window.gpu_steps_s + (window.feed_wait_s or 0.0)
-    if window.gpu_steps:  # the timed steps may have begun earlier, so scale their stall
+    if window.gpu_steps:  # timed steps may have begun before the window, so scale their stall
         stall_s *= window.seconds / max(_TINY, stall_s + step_s)
     return _with_loss(window, min(stall_s, window.seconds))
 
@@ -98,7 +98,7 @@ def _by_nvml(window: Reading) -> Reading:
 
 
 def _with_loss(window: Reading, lost_s: float) -> Reading:
-    """Return the window with ``lost_s`` of loss, which takes busy seconds in ``next()`` first, then blocked ones."""
+    """Return the window with ``lost_s`` as its loss: busy seconds in ``next()`` first, then blocked seconds."""
     busy_s = min(lost_s, window.next_busy_s)
     wait_s = lost_s - busy_s
     return replace(
@@ -114,7 +114,7 @@ def _with_loss(window: Reading, lost_s: float) -> Reading:
 
 
 class _Followed:
-    """The windows since a decision: all, and the settled ones, in which the requested workers ran."""
+    """The windows since a decision: all windows, and the settled ones, in which the requested workers ran."""
 
     def __init__(self, at: float) -> None:
         self._at = at
@@ -122,7 +122,7 @@ class _Followed:
         self._all, self._settled = SettingStats(), SettingStats()
 
     def add(self, window: Reading, goal: float) -> None:
-        """Count a window. A settled window holds no batches that other workers began."""
+        """Count a window. It is settled if as many workers ran as in the window before, and no start is awaited."""
         self._all.add(window, goal)
         running = window.local.running + window.remote.running
         missing = window.settings.workers - window.remote.unplaced - running
@@ -133,7 +133,7 @@ class _Followed:
 
     @property
     def is_enough(self) -> bool:
-        """True if the settled windows give a rate, or are `Constants.trial_windows` or more."""
+        """True if enough settled windows give a rate, or if there are at least `Constants.trial_windows` of them."""
         count = len(self._settled)
         return count >= CONSTANTS.trial_windows or (count >= CONSTANTS.enough_windows and self._settled.has_rate)
 
@@ -153,8 +153,8 @@ class Supervisor:
         start: The setting to begin with.
         limits: The limits of the configuration, the loader and the user. None: The limits of the configuration alone.
         recorder: Receives windows, decisions and outcomes.
-        former: The replaced supervisor. This one continues its decisions and its pending outcome.
-        why: The reason of the replacement, or "".
+        former: The supervisor that this one replaces. Its decisions and its pending outcome are continued.
+        why: The reason for the replacement, or "".
 
     Attributes:
         policy: The policy.
@@ -193,7 +193,7 @@ class Supervisor:
             self._recorder.origin(self.config, self._start, self.limits, self._why, at)
 
     def useful_remote(self, most: int) -> int | None:
-        """The number of remote workers that would pay if the cluster had places for ``most``; None if unknown."""
+        """Return the remote workers that would speed up training with room for ``most`` of them; None if unknown."""
         ask = getattr(self.policy, "useful_remote", None)
         return None if ask is None else ask(most)
 

@@ -2,8 +2,8 @@
 
 A policy sees windows (`Reading`). A legal window has only possible numbers: finite, and 0 or more except for free
 memory. ``at`` never goes back. Any number may jump from one window to the next, and a time is 0 where a clock stood
-still. An unknown value is 0 where the type does not allow None. Memory and room may vanish. The law takes any sequence
-of legal windows and raises nothing.
+still. An unknown value is 0 where the type does not allow None. Free memory and room may fall to 0. The law takes any
+sequence of legal windows and raises nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Decision:
         outcome: The effect; None until it is measured.
         signal: The measure of loading. "events": the time that the GPU's stream waited for data, by CUDA events.
             "nvml": the time in which the GPU ran no kernel and the training loop waited. "wait": the time that the
-            training loop waited, without a known GPU. Times and shares are the GPU's if it is known.
+            training loop waited, if no GPU is known. Times and shares are the GPU's if a GPU is known.
     """
 
     at: float
@@ -117,8 +117,8 @@ class Policy(Protocol):
     makes a new policy if limits change, for instance by `resize()`. A policy needs no base class. It knows time only
     from windows, and starts no thread.
 
-    dpex drops windows that measured nothing, judges waiting by the GPU's clock where there is one, keeps the limits of
-    memory, cluster and user, and writes the outcome of each decision.
+    dpex drops windows that measured nothing, judges waiting by the GPU's clock if it can, keeps the limits of memory,
+    cluster and user, and writes the outcome of each decision.
     """
 
     def observe(self, window: Reading, limits: Limits) -> Decision | None:
@@ -137,13 +137,13 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RoomWanted:
-    """A loader's demand for a cluster.
+    """A loader's demand on a cluster.
 
     Attributes:
         requested: Requested workers.
         running: Running workers.
         useful: Workers that would speed up training; None if unknown.
-        may_grow: True if it may ask for new nodes.
+        may_grow: True if the loader may ask for new nodes.
     """
 
     requested: int
@@ -170,7 +170,7 @@ class RoomFound:
 
 
 class Room(Protocol):
-    """A source of room for remote workers. Both methods may take their time."""
+    """A source of room for remote workers. Both methods may be slow."""
 
     def find(self, wanted: RoomWanted) -> RoomFound | None:
         """Return the room of this loader; None if remote workers are impossible."""

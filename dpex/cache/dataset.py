@@ -1,8 +1,8 @@
-"""`dpex.cached`: a dataset around a dataset that prepares each sample once for all of its loaders and workers.
+"""`dpex.cached`: wrap a dataset, so that each sample is prepared once for all of its loaders and workers.
 
 A sample is looked for in shared memory, then on disk, and is prepared and kept if it is in neither. This module draws
-no random numbers, so the generators are left as the wrapped dataset leaves them. If that dataset draws random numbers,
-this is an error or ends the caching (``on_random``).
+no random numbers, so the generators are left as the wrapped dataset leaves them. If the wrapped dataset draws random
+numbers, the cache raises an error or stops caching (``on_random``).
 """
 
 from __future__ import annotations
@@ -86,15 +86,15 @@ def cached(
             sizes and modification times of these files are equal.
 
     Returns:
-        A map-style dataset. Attributes that it lacks are read from ``dataset``, and are set there. Samples consist of
-        the same types. Arrays and tensors of a cached sample are views of a private copy or, for large samples, of
-        shared memory that is mapped copy-on-write.
+        A map-style dataset. Attributes that it lacks are read from ``dataset``, and are set in ``dataset``. Its samples
+        consist of the same types. Arrays and tensors of a cached sample are views of a private copy or, for large
+        samples, of shared memory that is mapped copy-on-write.
 
     Raises:
         OptionError: An argument has a wrong value. It is a ValueError.
-        CacheError: A folder is another user's, was written by LMDB or was set aside for a random sample; or a disk,
-            shared memory or a limit of the process is too small. Later, reading a random sample raises it, and so does
-            setting an attribute to another value than the cached samples were prepared with.
+        CacheError: A folder belongs to another user, was written by LMDB, or was set aside because of a random sample;
+            or a disk, shared memory or a limit of the process is too small. Later, reading a random sample raises it,
+            and so does setting an attribute to another value than the cached samples were prepared with.
 
     Examples:
         >>> import dpex
@@ -189,7 +189,7 @@ class CachedDataset(Dataset[Any]):
     """A dataset whose samples are prepared once; made by `dpex.cached`.
 
     Attributes:
-        dataset: The dataset within.
+        dataset: The wrapped dataset.
         key: The name of its cache, 32 hexadecimal digits.
     """
 
@@ -218,7 +218,7 @@ class CachedDataset(Dataset[Any]):
 
     @property
     def __getitems__(self) -> Any:
-        """The method that returns a list of samples at once; None if the dataset has none."""
+        """The method that returns a list of samples at once; None if ``dataset`` has no such method."""
         return self.__load_many if getattr(self.dataset, "__getitems__", None) else None
 
     def __load_many(self, indices: Sequence[Any]) -> Any:
@@ -264,9 +264,9 @@ class CachedDataset(Dataset[Any]):
         delattr(self.dataset, name)
 
     def __check_change(self, name: str, *value: Any) -> None:
-        """Raise CacheError if samples with another value may be cached. Workers may change their own copies.
+        """Raise CacheError if samples may be cached with another value of ``name``. Workers may change their copies.
 
-        A cache that other trainings can join counts as filled, because its key is of the dataset as it was given.
+        A cache that other trainings can join counts as filled, because its key was made from the dataset as it was.
         """
         if name in vars(self) or hasattr(type(self), name):
             raise AttributeError(f"{name!r} belongs to the cache of {self.__options.label}: set it in its .dataset")
@@ -284,7 +284,7 @@ class CachedDataset(Dataset[Any]):
     # -- stores --------------------------------------------------------------------------------------------------------
 
     def __open_stores(self) -> None:
-        """Open the stores of this machine. Raises as `cached`."""
+        """Open the stores of this machine. Raises the errors of `cached`."""
         options = self.__options
         stores: dict[str, Store] = {}
         self.__pid, self.__misses, self.__stores = os.getpid(), 0, stores
@@ -303,7 +303,7 @@ class CachedDataset(Dataset[Any]):
                 stores["memory"] = MemoryStore(path_of(options.memory_key), samples, options.memory, label)
             if disk is not None:
                 stores["disk"] = Store(disk / "samples", samples, options.disk_budget, label)
-        except OSError as error:  # of limits (ulimit -f, -v, -n), or of a full disk
+        except OSError as error:  # a limit is reached (ulimit -f, -v, -n), or the disk is full
             raise CacheError(
                 f"a cache of {label} cannot be made: {error}; give a smaller memory=, another disk=, or see `ulimit -a`"
             ) from error
@@ -331,7 +331,7 @@ class CachedDataset(Dataset[Any]):
         return made
 
     def __cached_sample(self, place: int) -> tuple[Any] | None:
-        """Return a sample that is kept, in a tuple; None if it is to be prepared."""
+        """Return a cached sample, in a tuple; None if the sample has to be prepared."""
         began = monotonic()
         memory, disk = (self.__stores.get(where) for where in ("memory", "disk"))
         found = None if memory is None else memory.get(place)

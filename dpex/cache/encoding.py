@@ -1,4 +1,4 @@
-"""Samples as bytes, and back: the pickle of a sample, and beside it the memory of its arrays and tensors.
+"""Encode samples as bytes and decode them: the pickle of a sample, followed by the memory of its arrays and tensors.
 
 An encoded sample begins with the length of the pickle, the number of buffers and their lengths. The pickle and each
 buffer follow, aligned to `ALIGNMENT` bytes, so that arrays and tensors can be views of the memory that holds them.
@@ -75,9 +75,9 @@ def encoded(sample: Any) -> Encoded:
 
 
 def decoded(memory: Any) -> Any:
-    """Return the sample in ``memory``, a buffer with an aligned start. Raises ValueError if it was cut off.
+    """Return the sample in ``memory``, a buffer with an aligned start. Raises ValueError if the sample was cut off.
 
-    Arrays and tensors are views of the memory, and writable if it is.
+    Arrays and tensors are views of the memory, and are writable if the memory is.
     """
     view = memoryview(memory).cast("B")
     if len(view) < _HEAD.size:
@@ -98,7 +98,7 @@ def decoded(memory: Any) -> Any:
 
 
 class SamplePickler(pickle.Pickler):
-    """Pickles ordinary CPU tensors without gaps, and others by their storages. Memory goes to ``buffer_callback``."""
+    """Pickles plain CPU tensors without gaps, and others by their storages. ``buffer_callback`` gets their memory."""
 
     def __init__(self, stream: Any, buffer_callback: Callable[[Any], Any] | None = None) -> None:
         super().__init__(stream, 5, buffer_callback=buffer_callback)
@@ -116,7 +116,7 @@ _EMPTY = torch.empty(0, dtype=torch.uint8)
 
 
 def _dense_tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor of that memory. ``order``: its dimensions by stride, the largest stride first."""
+    """Return a tensor in the memory of ``buffer``. ``order``: its dimensions by stride, the largest stride first."""
     if not len(buffer):
         return torch.empty(shape, dtype=dtype)
     laid_out = torch.frombuffer(_writable(buffer), dtype=dtype).view([shape[dim] for dim in order])
@@ -134,7 +134,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def _bits(value: Any) -> bytes:
-    """Return a pickle without memo, so that shared parts give the bytes of equal parts; with memo if it has cycles."""
+    """Return a pickle without memo, so that shared and equal parts give the same bytes; with memo if it has cycles."""
     stream = io.BytesIO()
     pickler = SamplePickler(stream)
     pickler.fast = True

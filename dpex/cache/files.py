@@ -1,7 +1,7 @@
 """The folders, files and locks of the stores of `dpex.cache.store`.
 
-Every user of a file holds a shared lock on it (flock(2)), which the kernel takes back when the process ends, however it
-ends. Only the holder of an exclusive lock makes or removes the file.
+Every user of a file holds a shared lock on it (flock(2)), which the kernel releases when the process ends in any way.
+Only the holder of an exclusive lock makes or removes the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def memory_folder() -> Path:
 
 
 def store_room() -> int:
-    """Return the bytes that a store of this process may take at present, of shared memory and of all memory."""
+    """Return the bytes that a store may take at present: the smaller of the free shared memory and the free memory."""
     found = os.statvfs(SHARED_MEMORY)
     free = free_memory()
     shared = found.f_bavail * found.f_frsize
@@ -68,7 +68,7 @@ def aside_folder(folder: Path) -> Path:
 
 
 def hold_all_stores() -> list[Any]:
-    """Hold every store of this user on this machine, so that no process removes one while the result lives."""
+    """Hold every store of this user on this machine, so that no process removes them while the returned list lives."""
     held = []
     for path in memory_folder().glob(f"*{_SUFFIX}"):
         with contextlib.suppress(FileNotFoundError):
@@ -83,7 +83,7 @@ def path_of(key: str) -> Path:
 
 
 class ClaimLock:
-    """A lock between all threads and processes that claim space. The kernel takes it back from a process that ends."""
+    """A lock between all threads and processes that claim space. The kernel releases it when its process ends."""
 
     def __init__(self, path: Path) -> None:
         self._hold(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
@@ -94,9 +94,9 @@ class ClaimLock:
 
     def __enter__(self) -> None:
         if self._pid != os.getpid():
-            # A fork inherits the parent's lock, which does not exclude the parent, so it opens the file again. It opens
-            # the same file by its descriptor, because systemd may have removed the path when the user logged out
-            # (RemoveIPC=). A new file at the path would not exclude the parent.
+            # A forked child inherits the parent's lock, which does not exclude the parent. So the child opens the file
+            # again. It uses the descriptor, because systemd may have removed the path when the user logged out
+            # (RemoveIPC=), and a new file at the path would not exclude the parent.
             self._hold(os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC))
         self._threads.acquire()
         fcntl.flock(self._fd, fcntl.LOCK_EX)
@@ -115,7 +115,7 @@ class HeldFile:
 
 
 def _release(fd: int, path: Path, pid: int | None) -> None:
-    """Close the file. Process ``pid`` removes it if no other process uses it; forks, which share its lock, do not."""
+    """Close the file. Only process ``pid``, and none of its forks, removes the file, if no other process uses it."""
     if os.getpid() == pid and is_alone(fd) and is_linked(path, fd):
         path.unlink()
     os.close(fd)

@@ -1,7 +1,7 @@
-"""Hashes of a dataset and of its attributes, as far as a program can see the dependencies of samples.
+"""Hash a dataset with its attributes and code, as far as a program can find what the samples depend on.
 
 The user joins trainings in a cache by name and version. A different hash only keeps a training from reading the cache.
-Globals, files and installed packages are not in a hash.
+Globals, installed packages, and files other than those in ``paths`` are not in a hash.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def digest(value: Any, levels: int = _LEVELS) -> str:
     try:
         hasher = _Hasher(found)
         hasher.dump(value)
-        for more in hasher.bound:  # which grows meanwhile
+        for more in hasher.bound:  # the list grows meanwhile
             hasher.dump(more)
         return str(found.hexdigest())
     except Exception:
@@ -90,7 +90,7 @@ class _Hasher(SamplePickler):
         self.bound: list[Any] = []
 
     def persistent_id(self, obj: Any) -> Any:
-        """See `pickle.Pickler`. Sets are sorted, because their order depends on the hashes of texts in a run."""
+        """See `pickle.Pickler`. Sets are sorted, because their order depends on string hashes, which differ by run."""
         if type(obj) in (set, frozenset):
             return type(obj).__name__, sorted(obj, key=_in_order)
         if isinstance(obj, np.memmap) and _is_whole(obj):
@@ -104,7 +104,7 @@ class _Hasher(SamplePickler):
                 self._seen.add(kind)
                 self._found.update(_name(kind).encode())
                 self.bound.append(_bound(kind))
-        if is_named and obj.__module__ != "builtins":  # whether or not it can be imported by its name
+        if is_named and obj.__module__ != "builtins":  # even if it cannot be imported by its name
             return tuple, ((_name(obj),),)
         if inspect.ismodule(obj):
             return tuple, ((obj.__name__,),)

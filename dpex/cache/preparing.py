@@ -21,9 +21,9 @@ SEED = 0x2345_6789_5EED_0002
 
 
 def prepared(prepare: Callable[[], Result], prepared_by: Any = None) -> tuple[Result, float, bool]:
-    """Prepare samples. Return them, the seconds that it took, and True if they drew from a random generator.
+    """Prepare samples. Return them, the seconds that it took, and True if a random generator was drawn from.
 
-    Global generators count, and the generators within ``prepared_by`` unless it is None.
+    The global generators count and, unless ``prepared_by`` is None, the generators in that dataset.
     """
     own = None if prepared_by is None else OwnGenerators(prepared_by, None)
     states, before = own and own.states(), global_marks()

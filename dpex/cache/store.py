@@ -6,12 +6,12 @@ An entry has a checksum, so a reader never sees a part of a sample. A process th
 space, and another process prepares the sample.
 
 In shared memory the last user removes the file, and a file that killed processes left is removed by the next process
-that opens a store. Each epoch has new workers, which take page faults for all that they read. So space is made huge
-pages before it is claimed, if the kernel can (Linux 6.1): one fault then serves several samples. Writes to one file
-wait for each other, and they are short where the pages exist already.
+that opens a store. Each epoch has new workers, which take page faults for all that they read. So space is converted to
+huge pages before it is claimed, if the kernel can (Linux 6.1): one fault then serves several samples. Writes to one
+file wait for each other, and are short if the pages exist already.
 
-On disk the file stays, and a checksum behind each sample finds damage. The file is read by calls, not by a map. Where
-the file was cut off or the disk fails, a call returns, and an access to a map is a bus error. Nothing is flushed to the
+On disk the file stays, and a checksum behind each sample finds damage. The file is read by pread(2), not by a map: if
+it was cut off or the disk fails, the call returns, but access to a map would be a bus error. Nothing is flushed to the
 disk: if the machine itself fails, the samples of the last half minute may be damaged, and are prepared again.
 """
 
@@ -46,17 +46,17 @@ _MADV_POPULATE_READ, _MADV_COLLAPSE = 22, 25
 """Python has no names for these constants of linux/mman.h. Collapse makes huge pages whatever the settings of /dev/shm
 are."""
 _PREPARED_BYTES = 2 * HUGE_PAGE
-"""Bytes that one call of madvise(2) makes huge pages. In each call the kernel waits for all CPUs."""
+"""Bytes that one call of madvise(2) converts to huge pages. In each call the kernel waits for all CPUs."""
 _LEAD_BYTES = 64 << 20
 """Maximum bytes from the claimed space to the end of the huge pages. 16 workers write less while a part is prepared."""
 _LEFT_FREE_RATIO, _MOST_LEFT_FREE = 1 / 50, 64 << 20
 """The part of a disk's file system that is left free, and its maximum in bytes."""
 _MAGIC = 0x6470_6578_6361_636C
-"""Another layout of the file has another number."""
+"""Identifies the layout of the file. Another layout has another number."""
 _WORDS = ("magic", "samples", "capacity", "used", "least", "is_full", "is_random", "left_out", "full",
           "damaged")  # fmt: skip
-"""Words of the header. ``least``: Bytes of the smallest sample. The words after it are flags (0 or 1), and are reset
-when a process opens the file alone."""
+"""Words of the header. ``least``: Bytes of the smallest sample. The words after ``least`` are flags (0 or 1). They are
+reset when a process opens a file that no other process uses."""
 _AT = {word: 8 * number for number, word in enumerate(_WORDS)}
 _WORD = struct.Struct("<Q")
 _ENTRY = struct.Struct("<QQII")
@@ -110,14 +110,14 @@ class Store:
         own_folder(path.parent)
         is_read_only = not os.access(path.parent, os.W_OK)
         self._error = "it is read-only" if is_read_only else ""
-        """Why nothing can be written."""
+        """The reason why nothing can be written, or ""."""
         self._own: dict[str, int] = {}
         """Words of the header that could not be written to the file."""
         self._claims: Any = contextlib.nullcontext() if is_read_only else ClaimLock(path.parent / "lock")
         self._file = HeldFile(path, self._open_file(budget, name), stays=self.stays)
 
     def _open_file(self, budget: int | None, name: str) -> int:
-        """Return the open file, with a shared lock. The first user makes it, if it is not whole."""
+        """Return the open file, with a shared lock. The first user makes the file if it is not whole."""
         flags = (os.O_RDONLY if self._error else os.O_RDWR | os.O_CREAT) | os.O_CLOEXEC | os.O_NOFOLLOW
         for _ in range(_TRIES):
             fd = os.open(self.path, flags, 0o600)
@@ -132,7 +132,7 @@ class Store:
                 if isinstance(error, OSError):
                     error.filename = str(self.path)
                 raise
-            os.close(fd)  # the last user has removed it, or was killed before it was whole
+            os.close(fd)  # the last user removed the file, or was killed before the file was whole
         raise CacheError(
             f"{self.path} is damaged, or is no cache of {self._samples} samples, and it cannot be replaced, as it is "
             "read-only or other processes use it; end these, or remove it"
@@ -205,7 +205,7 @@ class Store:
         return None if left or _sum_of(body, crc) != memory[nbytes:] else body
 
     def _drop_damaged(self, index: int, entry: tuple[int, ...]) -> None:
-        """Clear the entry of a damaged sample, so that it is prepared again, unless the entry has changed since."""
+        """Clear the entry of a damaged sample unless it has changed since, so that the sample is prepared again."""
         at = PAGE + index * _ENTRY.size
         with self._claims, contextlib.suppress(OSError):
             if _ENTRY.unpack(self._read_bytes(at, _ENTRY.size)) != entry:
@@ -254,7 +254,7 @@ class Store:
 
     @property
     def why_full(self) -> str:
-        """The reason why the cache takes no more samples, or "". The first samples stay."""
+        """The reason why the cache takes no more samples, or "". Samples that are stored already stay."""
         return self._error or ("its budget is used" if self._get_word("is_full") else "")
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -279,8 +279,8 @@ class Store:
         _write_all(self._file.fd, place, (body, _sum_of(body, crc)))
 
     def _claim(self, index: int, nbytes: int) -> int:
-        """Return the place at which this process may write the sample; 0 if the cache has it, and -1 if it does not
-        fit."""
+        """Return the offset at which this process may write the sample; 0 if the cache has the sample already, and -1
+        if the cache cannot take it."""
         with self._claims:
             if not self._is_whole(self._file.fd):
                 raise OSError(errno.EIO, "it was cut off, or its disk fails")
@@ -298,7 +298,7 @@ class Store:
             return place
 
     def _check_room(self, nbytes: int) -> None:
-        """Raise OSError if the file system would be full."""
+        """Raise OSError if ``nbytes`` more would leave too little free space in the file system."""
         found = os.fstatvfs(self._file.fd)
         left = min(_MOST_LEFT_FREE, int(_LEFT_FREE_RATIO * found.f_blocks * found.f_frsize))
         if found.f_bavail * found.f_frsize < nbytes + left:
@@ -336,7 +336,7 @@ class MemoryStore(Store):
         free = files.store_room()
         if budget is not None and budget > free:
             logger.warning(
-                "memory=%s for a cache of %s, and %s bytes of shared memory are free: it takes these at most. Enlarge "
+                "memory=%s for a cache of %s, but only %s bytes of shared memory are free, so it takes these. Enlarge "
                 "%s (docker run --shm-size=...), or give disk=", f"{budget:,}", name, f"{free:,}", files.SHARED_MEMORY
             )  # fmt: skip
         capacity = free // 2 if budget is None else min(budget, free)
@@ -370,7 +370,7 @@ class MemoryStore(Store):
         advise(self._memory, _MADV_COLLAPSE, first, last - first)
 
     def _prepared_at(self, used: int) -> int:
-        """Return the end of the huge pages once the file is used up to ``used``. A small cache gets a short lead."""
+        """Return where huge pages must end when the file is used up to ``used``. A small cache gets a short lead."""
         end = used + min(_LEAD_BYTES, max(0, used - self._begins))
         return min(end // _PREPARED_BYTES * _PREPARED_BYTES, len(self._table) // HUGE_PAGE * HUGE_PAGE)
 

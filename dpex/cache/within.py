@@ -37,9 +37,9 @@ def _parts_of(one: Any) -> list[Any]:
 
 
 def bytes_of(dataset: Any) -> Callable[[], dict[str, Any]]:
-    """Return a function that returns the bytes of all caches in a dataset, by fields of `Reading`.
+    """Return a function that returns the bytes of all caches in a dataset, by names of fields of `Reading`.
 
-    It keeps no dataset alive.
+    The function keeps no dataset alive.
     """
     caches = [weakref.ref(one) for one in caches_in(dataset)]
 

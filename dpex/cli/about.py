@@ -1,7 +1,7 @@
 """``dpex --about``: the versions, the CPUs and the settings that a report of a problem needs.
 
-The text contains no paths, host names or addresses. A value of an environment variable is shown if it is a number. Of
-all other variables only the name is shown. Nothing here imports torch or Ray.
+The text contains no paths, host names or addresses. The value of an environment variable is shown if it is a number;
+else only the variable's name is shown. This module does not import torch or Ray.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NAMES = (
     "GLIBC_TUNABLES",
     "PYTHON_GIL",
 )
-"""Variables beside ``DPEX_*`` that change the number of workers, their place or their memory."""
+"""Variables other than ``DPEX_*`` that change the number of workers, their place or their memory."""
 
 
 class About(argparse.Action):

@@ -28,7 +28,7 @@ workers, its share, and the workers that would speed up training.
 
 
 class ClusterNode(NamedTuple):
-    """A node: its name, its CPUs, and how many of them are free."""
+    """A node: its name, its number of CPUs, and the number of free CPUs."""
 
     name: str
     cpus: float
@@ -84,7 +84,7 @@ def register(subparsers: Any) -> None:
 def show_cluster(
     options: argparse.Namespace, console: Console | None = None, stop: threading.Event | None = None
 ) -> int:
-    """Show the cluster until ``stop``, q or Ctrl-C. Return the exit status."""
+    """Show the cluster until ``stop`` is set, or q or Ctrl-C is pressed. Return the exit status."""
     from dpex.pools.ray.cluster import join
 
     try:

@@ -34,10 +34,10 @@ FILES, REPEATS = 512, 64
 """Number of files, and how often an epoch reads each file. Each reading has another crop."""
 SIDE, CROP = 160, 128
 STORAGE_S = 0.04
-"""Latency of the storage for each file, as of an object store."""
+"""Latency of the storage for each file, in seconds. An object store has a similar latency."""
 CLASSES = 4
 PARTS = {"auto": 24.0, "torch": 8.0, "again": 8.0}
-"""Seconds of training in each part, by its name. Another total scales all parts."""
+"""Seconds of training in each part of the demo, by name. ``--seconds`` scales all parts."""
 BUSY_RATIO = 0.25
 """If other programs keep this share of the CPUs busy, the figures mean little."""
 BAR = 24
@@ -78,7 +78,7 @@ class StoredImages(Dataset[Sample]):
 
 
 class Trainer:
-    """A convolutional network with its optimizer; always the same initial weights."""
+    """A convolutional network with its optimizer. Its initial weights are always the same."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)

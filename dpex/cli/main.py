@@ -28,7 +28,7 @@ from dpex.cli.about import About
 from dpex.version import VERSION
 
 COMMANDS = ("demo", "run", "top", "cluster")
-"""Modules of this package, in the order of the help. None imports torch, because ``dpex run`` must not do so first."""
+"""Modules of this package, in the order of the help. None imports torch before the script of ``dpex run`` can do so."""
 _REPLAY = "see loader.decisions instead; in dpex's repository, python -m benchmarks.simulation.replay reads a trace"
 COLUMNS = 80
 """Width of the help, because many terminals are no wider."""
@@ -104,7 +104,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
 
 
 def redraw(draw: Callable[[], RenderableType], console: Console, stop: threading.Event | None) -> None:
-    """Draw every `EVERY_S` until ``stop`` is set, q or Ctrl-C; one drawing below the other if there is no terminal."""
+    """Draw every `EVERY_S` until ``stop`` is set, or q or Ctrl-C is pressed. Without a terminal, append drawings."""
     stop = stop or threading.Event()
     if not console.is_terminal:
         with contextlib.suppress(KeyboardInterrupt):
@@ -123,7 +123,7 @@ def redraw(draw: Callable[[], RenderableType], console: Console, stop: threading
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[threading.Event], bool]]:
-    """Yield a function that waits `EVERY_S` and returns True after ``stop`` or the key q."""
+    """Yield a function that waits `EVERY_S`. It returns True if ``stop`` is set or q was pressed."""
     if not sys.stdin.isatty():
         yield lambda stop: stop.wait(EVERY_S)
         return

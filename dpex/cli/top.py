@@ -31,7 +31,7 @@ from dpex.system.user_warnings import replace_unencodable
 from dpex.telemetry.discovery import ScrapeTarget, targets
 
 TIMEOUT_S = 30.0
-"""Seconds after which a request ends. Many ranks that answer at the same time share the CPUs of their machine."""
+"""Maximum seconds of a request. Many are needed if many ranks, which share the CPUs of a machine, answer at once."""
 FIRST_S, LATER_S = 10.0, 2.0
 """Maximum seconds to wait for the answers before the first screen, and before each later screen."""
 BORDER = 4
@@ -100,8 +100,8 @@ class ReportRequests:
     ) -> list[Report]:
         """Return the report of each process at ``urls`` or, without ``urls``, of those announced in ``directories``.
 
-        Lines have at most ``columns`` letters. The report of a process without an answer after ``wait_s`` seconds says
-        so.
+        Lines have at most ``columns`` characters. If a process has not answered after ``wait_s`` seconds, its report
+        says so.
         """
         given = [_with_scheme(url.rstrip("/")) for url in urls]
         found = [ScrapeTarget(url=url, labels={}, path=Path()) for url in given] or targets(*directories)
@@ -195,7 +195,7 @@ def register(subparsers: Any) -> None:
 def show_reports(
     options: argparse.Namespace, console: Console | None = None, stop: threading.Event | None = None
 ) -> int:
-    """Print until ``stop`` is set, q or Ctrl-C. Return the exit status."""
+    """Print until ``stop`` is set, or q or Ctrl-C is pressed. Return the exit status."""
     try:
         context = ssl.create_default_context(cafile=options.cafile) if options.cafile else None
     except OSError as error:

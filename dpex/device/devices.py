@@ -23,7 +23,7 @@ from dpex.transport.arena import memory_behind
 
 logger: logging.Logger = logging.getLogger("dpex")
 _PORTABLE = 1
-"""cudaHostRegisterPortable: locked for all devices of the process."""
+"""cudaHostRegisterPortable: the memory is page-locked for all devices of the process."""
 
 Mark = Any
 """An opaque value, for use with the `Device` that returned it."""
@@ -62,13 +62,13 @@ class Device:
         """Have the calling thread wait for this mark."""
 
     def record_use(self, tensor: torch.Tensor) -> None:
-        """Reserve a dropped tensor's memory until work that the calling thread queued before the drop is done.
+        """Keep a dropped tensor's memory until the device has done the work that this thread queued before the drop.
 
         Without this, memory that was allocated in the queue for copies is reused as soon as the tensor is dropped.
         """
 
     def records_own_use(self, value: Any) -> bool:
-        """Let an object with tensors of its own record their use, as `record_use`. Return False if it cannot."""
+        """Let an object with tensors of its own record their use, as `record_use` does. Return False if it cannot."""
         return True
 
     def is_capturing(self) -> bool:
@@ -153,7 +153,7 @@ class QueueDevice(Device):
         if answer:
             QueueDevice._refuses_locks = True
             logger.info("shared memory cannot be page-locked here (error %d): batches are copied once more", answer)
-            with contextlib.suppress(Exception):  # CUDA reports the error again at the next launch: this one
+            with contextlib.suppress(Exception):  # CUDA reports the error once more, at this launch
                 torch.zeros(1, device=self.target)
         return answer == 0
 
@@ -174,10 +174,10 @@ def _seeded(module: Any, seed: int) -> Iterator[None]:
 
 
 def opened(device: torch.device) -> Device:
-    """Return a `Device` for use in this process. Without an index, it is the calling thread's current device.
+    """Return a `Device` for use in this process. ``device`` without an index means the calling thread's current one.
 
     Raises:
-        OptionError: This process cannot use it.
+        OptionError: This process cannot use the device.
     """
     if device.type == "cpu":
         return Device(device)
@@ -227,7 +227,7 @@ class Staging:
         known = _locked.get(address)
         if known is None:
             known = _locked[address] = self._device.lock_pages(address, ctypes.sizeof(memory))
-            # finalizers of an object are called newest first: this one before the map is unmapped
+            # finalizers of an object are called newest first, so this one is called before the map is unmapped
             weakref.finalize(memory, _unlock, self._device, address, os.getpid()).atexit = False
         return known
 
@@ -255,7 +255,7 @@ def current_index(kind: str | None) -> int:
 
 
 def set_index(kind: str | None, index: int) -> None:
-    """Make that accelerator the calling thread's current one."""
+    """Make accelerator ``index`` the calling thread's current one."""
     accelerator: Any = getattr(torch, "accelerator", None)
     if hasattr(accelerator, "set_device_index"):
         accelerator.set_device_index(index)
@@ -276,7 +276,7 @@ def available_kind() -> str | None:
 
 
 def device_count(kind: str) -> int:
-    """Return the number of devices of that type that this process can use."""
+    """Return the number of devices of type ``kind`` that this process can use."""
     accelerator: Any = getattr(torch, "accelerator", None)
     if hasattr(accelerator, "device_count"):
         return int(accelerator.device_count())

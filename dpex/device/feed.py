@@ -42,11 +42,11 @@ _OTHER_WORDS = 0x6465762D74667273
 USUAL = 2
 """Initial number of batches: one to copy during the present step, and one in case a step is shorter than a copy."""
 MOST = 8
-"""Maximum number of batches. Each takes device memory, and longer bursts of late batches come from the loader."""
+"""Maximum number of batches, because each takes device memory. A slow loader causes longer bursts of late batches."""
 JUDGED = 32
-"""Number of batches per share of late ones: few enough to react within seconds, enough for a meaningful share."""
+"""Number of batches in a share of late batches: few, so that `Ahead` reacts within seconds, but a meaningful number."""
 IS_LATE = 0.125
-"""A larger share of late batches makes `Ahead` try one batch more. Fewer are chance, or the first of a pass."""
+"""Share of late batches above which `Ahead` tries one batch more. Chance and the start of a pass cause smaller ones."""
 SMALL_BYTES = 1 << 20
 """Small batches may take this much together, up to `MOST` of them. The thread that copies is then woken once for
 several batches instead of once for each. A wakeup takes the interpreter lock from the training loop, which costs more
@@ -114,7 +114,7 @@ class _Flight(NamedTuple):
 
 
 class Arrival:
-    """A batch on its way to the device. A call of it returns the batch to the consumer.
+    """A batch on its way to the device. The consumer calls this object to get the batch.
 
     Attributes:
         is_done: True if all work for the batch has been queued.
@@ -205,7 +205,7 @@ class Feed:
             begun = device.mark()
             try:
                 moved = host if device.target.type == "cpu" else tree.on_device(host, device.target)
-            finally:  # also after an error: copies that were begun read that memory
+            finally:  # even after an error, copies that were begun read `host`
                 ended = device.mark()
                 self._in_flight.append(_Flight(begun, ended, host))
         nbytes = tree.nbytes(moved)
@@ -227,7 +227,7 @@ class Feed:
             )
 
     def take(self, arrival: Arrival) -> Any:
-        """Return the batch, or the error of its transform. Work that the calling thread queues later may use it."""
+        """Return the batch, or the error of its transform. Work that this thread queues later may use the batch."""
         device = self.device
         self._finish(arrival)
         if arrival.error is not None:
@@ -280,7 +280,7 @@ class Feed:
         return arrived
 
     def look(self) -> None:
-        """Release host memory from which all copies have ended, and count the device's seconds."""
+        """Release the host memory of copies that have ended, and add up the device's seconds."""
         device, flights = self.device, self._in_flight
         while flights and device.is_passed(flights[0].ended):
             begun, ended, _ = flights.popleft()
@@ -303,7 +303,7 @@ class Feed:
         """Wait until all copies have ended, and release all host memory. It does nothing in a forked process."""
         if os.getpid() != self._pid:
             return
-        with contextlib.suppress(Exception):  # the device raises it again at the next call of the training loop
+        with contextlib.suppress(Exception):  # the training loop's next call of the device raises the error again
             for flight in self._in_flight.copy():
                 self.device.await_mark(flight.ended)
             self.look()
@@ -313,9 +313,9 @@ class SeededTransform:
     """Calls the user's transform with each batch on the device, after seeding the random generators for the batch.
 
     The transform runs in the consumer's thread, within ``next()``, because it may draw from the training loop's random
-    generators, on the host and on the device, and reseeding them in another thread would disturb a training step. They
-    get their former state back after the call. The seed is a function of the base seed, the epoch and the number of the
-    batch, and differs from the seed that the batch was made with.
+    generators, on the host and on the device, and reseeding them in another thread would disturb a training step. The
+    generators get their former state back after the call. The seed is a function of the base seed, the epoch and the
+    number of the batch, and differs from the seed that the batch was made with.
     """
 
     def __init__(self, function: Transform, device: Device, base_seed: int) -> None:
@@ -331,7 +331,7 @@ class SeededTransform:
 
 
 def open_feed(target: torch.device | None, budget_bytes: int, transform: Transform | None) -> Feed | None:
-    """Return a feed to that device; None if batches stay on the host as they are.
+    """Return a feed to the device ``target``; None if batches stay on the host as they are.
 
     Raises:
         OptionError: This process cannot use the device.
@@ -355,7 +355,7 @@ class _FedFetcher:
         self._numbers = count(first)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._fetcher, name)  # the dataset, and the iterator of a stream
+        return getattr(self._fetcher, name)  # such as `dataset` and, for a stream, `dataset_iter`
 
     def fetch(self, index: Any) -> Any:
         """Return the batch, on the device."""
@@ -364,7 +364,7 @@ class _FedFetcher:
 
 
 class _Refusing:
-    """Raises `Feed.check_open`'s error before an index is drawn, so that the next call delivers its batch."""
+    """Raises the error of `Feed.check_open` before an index is drawn, so that no batch is lost."""
 
     _feed: Feed
 
@@ -374,7 +374,7 @@ class _Refusing:
 
 
 class _Fed(_Refusing):
-    """Brings the batches of an iterator whose workers are torch's to the device."""
+    """Brings batches to the device, in an iterator with torch's workers."""
 
     _feed_numbers: Iterator[int]
 
@@ -394,7 +394,7 @@ def _fed_kind(base: type[Any], kind: Any) -> type[Any]:
 
 
 def have_fed(iterator: BaseDataLoaderIter, feed: Feed, transform: Transform | None) -> BaseDataLoaderIter:
-    """Make an iterator without dpex's workers copy each batch to the device when the batch is asked for."""
+    """Change an iterator without dpex's workers so that it copies each batch to the device when it is asked for one."""
     inner: Any = iterator
     feed.have_transformed(transform, int(inner._base_seed))
     feed.begin_epoch()

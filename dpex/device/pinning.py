@@ -34,7 +34,7 @@ _CHECK_EVERY_S = 1.0
 
 
 def _nothing() -> None:
-    """Take the place of a job's payload that was decoded, so that the payload is freed."""
+    """Replace the payload of a job once it is decoded, so that its memory is freed."""
 
 
 class _Job:
@@ -90,8 +90,8 @@ class Pinner:
     """The pinning thread of one iterator, and the queue of its jobs.
 
     Args:
-        device: The accelerator's type. The index is the current one of the thread that makes this.
-        feed: Copies the batches to its device; None: they are only pinned.
+        device: The accelerator's type. Without a feed, its index is the current one of the thread that calls `Pinner`.
+        feed: The feed that copies the batches to its device; None: batches are only pinned.
 
     Attributes:
         copied_bytes: Bytes of the batches that were delivered.
@@ -135,7 +135,7 @@ class Pinner:
         self._thread.start()
 
     def first(self, schedule: Schedule) -> _Job | None:
-        """Return the job of the batch that is next in turn, under the engine's lock; None: it is not made yet.
+        """Return the job of the batch that is next in turn, under the engine's lock; None if it is not made yet.
 
         The thread queues all other batches itself. When its stock `is_low`, it is woken, but only after this batch was
         taken, because a thread that wakes now would compete with the consumer for the interpreter lock.
@@ -174,7 +174,7 @@ class Pinner:
             self._wakeup.ring()
 
     def wait(self, job: _Job, deadline: float) -> bool:
-        """Wait until the job is finished; return False if it is not by ``deadline`` (`dpex.system.clock`)."""
+        """Wait until the job is finished; return False if ``deadline`` (on `dpex.system.clock`) comes first."""
         while not job.finished.is_set():
             if not self._is_alive() and not job.finished.is_set():
                 closed = IteratorClosedError("this iterator was closed: call iter(loader) for a new one")
@@ -209,7 +209,7 @@ class Pinner:
             last_act()
 
     def _run(self, listen: Callable[[], list[int]]) -> None:
-        torch.set_num_threads(1)  # of this thread: a copy must not take all processors
+        torch.set_num_threads(1)  # for this thread, because a copy must not take all processors
         set_thread_name("pt_data_pin")
         if self._feed is not None:
             self._feed.device.begin_thread()

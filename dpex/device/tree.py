@@ -1,10 +1,10 @@
 """Batches as trees: move tensors to a device, and leave all other values as they are.
 
 Containers are taken apart and put together by the rules of torch's ``pin_memory``: mappings, named tuples, tuples and
-sequences keep their type where the type allows it. The only exception is that plain tuples stay tuples, which torch 2.4
-turns into lists. A value whose class has a ``to`` of its own moves itself. Such types are tested before containers, as
-``pin_memory`` tests types with a ``pin_memory`` of their own first. torch's pytree is not used, because it knows only
-Python's own mappings and sequences.
+sequences keep their type where the type allows it. The only exception is that plain tuples stay tuples, whereas torch
+2.4 turns them into lists. A value whose class has a ``to`` of its own moves itself. Such types are tested before
+containers, like types with a ``pin_memory`` of their own in torch's function. torch's pytree is not used, because it
+knows only Python's own mappings and sequences.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _with_items(value: Any, items: Any, pairs: Any, is_mutable: bool) -> Any:
     try:
         if not is_mutable:
             return type(value)(items)
-        clone = copy.copy(value)  # it may have other attributes beside its items
+        clone = copy.copy(value)  # a copy keeps attributes other than the items
         for place, item in pairs:
             clone[place] = item
         return clone
@@ -67,7 +67,7 @@ def on_device(value: Any, device: torch.device) -> Any:
 def _own_on_device(value: Any, device: torch.device) -> Any:
     try:
         moved = value.to(device, non_blocking=True)
-    except TypeError:  # its `to` takes a device alone
+    except TypeError:  # its `to` takes only a device
         moved = value.to(device)
     return value if moved is None else moved
 

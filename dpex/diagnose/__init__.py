@@ -1,1 +1,1 @@
-"""Measurements → verdict, evidence, predictions, report. Pure but for `book`, which collects."""
+"""Derive a verdict, evidence, predictions and a report from measurements. Pure, except `diagnosis` and `gathering`."""

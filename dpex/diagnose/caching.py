@@ -54,5 +54,5 @@ def cachable(facts: Facts) -> CachablePart | None:
 
 
 def _is_own_code(one: CallBranch, around: list[CallBranch]) -> bool:
-    """Return True for the own code of a function that leads to the first draw, as some may run after the draw."""
+    """Return True for the own code of a function that leads to the first draw. Part of it may run after the draw."""
     return one.name == OWN_CODE and one.caller in around

@@ -15,7 +15,7 @@ class HeldObjects:
     """The attribute of a dataset with the most bytes of Python objects.
 
     Attributes:
-        text: Such as "`rows`: a list of 2,100,000 dict"; "" without such an attribute.
+        text: The attribute in words, such as "`rows`: a list of 2,100,000 dict"; "" if none holds objects.
         nbytes: Estimated bytes of the objects, from a sample of them.
     """
 

@@ -1,6 +1,6 @@
 """Derive from a loader's counts the diagnosis that `DpexDataLoader.diagnose` returns, and show it in several formats.
 
-This works on the counts alone, so the loader may have ended. Any thread may call these functions.
+The functions need only the counts, so the loader may have ended. Any thread may call them.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Diagnosis(Findings):
     Attributes:
         facts: The measurements.
         verdict: The cause in one sentence, with evidence and a confidence from 0 to 1.
-        predictions: Changes that increase the batches per second, except the tuner's own. Changes of an argument and
-            programs that are stopped come first. Each group is in order of the rate.
+        predictions: Changes that increase the batches per second, except the tuner's own. Changes of an argument, and
+            stopping other programs, come first; then all other changes. Each group is in order of the rate.
         beyond: The most effective change of code after the recommended change of an argument, or None.
         held_back: The reason why the tuner has not taken a faster setting, or "".
         end_of_stall: Sentences on how to end the stall; "" without a stall or enough measurements.
@@ -101,7 +101,7 @@ class Diagnosis(Findings):
             The path of the page.
 
         Raises:
-            OSError: It cannot be written there.
+            OSError: The page cannot be written to ``path``.
         """
         path = Path(path).expanduser()
         path.write_text(_page(self, last), encoding="utf-8", errors="backslashreplace")
@@ -123,7 +123,7 @@ _PAGE = """<!doctype html>
 
 
 def _page(found: Diagnosis, last: Sequence[str]) -> str:
-    from rich.console import Console  # late: `import dpex` does not need it
+    from rich.console import Console  # imported here, because `import dpex` does not need rich
     from rich.text import Text
 
     console = Console(record=True, width=_PAGE_COLUMNS, file=io.StringIO(), force_jupyter=False)

@@ -17,9 +17,9 @@ EFFORT: dict[str, float] = {
     **dict.fromkeys(("awaited", "divided", "cheaper"), 4.0),
     "machines": 12.0,
 }
-"""Relative effort of a change for the user, by kind: arguments, other types, caches, rewritten code, machines."""
+"""Relative effort of each kind of change: arguments, types or places, batches or caches, code, and more machines."""
 WORTH_FIRST = 0.1
-"""Minimum relative gain of the rate with which changes `AT_HAND` precede code, and code precedes machines."""
+"""If the relative gain of the rate is at least this, changes `AT_HAND` precede code, and code precedes machines."""
 
 
 @dataclass(frozen=True, kw_only=True)

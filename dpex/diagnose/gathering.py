@@ -35,7 +35,7 @@ def of_group(found: Diagnosis, group: Any) -> JobDiagnosis:
 
 
 def of_launch(found: Sequence[tuple[str, RankReport]], environ: Mapping[str, str]) -> JobDiagnosis | None:
-    """Return the verdict on the ranks of a launch in rank 0; None in other ranks, and without a store of torchrun.
+    """Return the verdict on the ranks of a launch. Return None if this is not rank 0, or without torchrun's store.
 
     Args:
         found: Pairs of a loader's description and its report, the most important loader first.

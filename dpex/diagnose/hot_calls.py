@@ -18,8 +18,8 @@ from dpex.measure.readable import percent
 LEAST = 0.1
 """Minimum share of the time of making a batch for a call to be reported."""
 _NEARLY_ALL, _SAME, _SAME_FUNCTION = 0.85, 0.97, 0.8
-"""Minimum shares of a call in its caller's time. `_NEARLY_ALL`: the search enters a call inside a library. `_SAME`: the
-caller is reported instead. `_SAME_FUNCTION`: `_SAME` for the innermost call, often a C function behind a method."""
+"""Shares of a call in its caller's time. From `_NEARLY_ALL` on, the search enters a call inside a library. From `_SAME`
+on, the caller is reported instead. `_SAME_FUNCTION` is `_SAME` for the innermost call, often C code behind a method."""
 _HALF = 0.5
 AWAIT = "await"
 _PLACED = re.compile(r"(.*) ([(\[].+:[\d-]+[)\]])")
@@ -224,6 +224,6 @@ def is_blocking(facts: Facts, one: HotCall) -> bool:
 
 
 def of_cause(facts: Facts, cause: str) -> Sequence[tuple[HotCall, float]]:
-    """Return the calls with their seconds of computing ("cpu") or waiting ("storage"), the most first."""
+    """Return the calls with their seconds of computing ("cpu") or of waiting ("storage"), largest first."""
     seconds = [(one, one.cpu_s if cause == "cpu" else max(0.0, one.wall_s - one.cpu_s)) for one in hot_calls(facts)]
     return sorted(seconds, key=lambda pair: -pair[1])

@@ -2,22 +2,22 @@
 
 If the ranks of a job synchronise in each step, as under DDP, they wait in their steps for the slowest rank. So all
 ranks report a training-bound run, except the rank that waits for data. Batch *k* of a loader is step *k* of the job.
-The loss of step *k* is the longest wait of any rank for batch *k*. If one rank never waited, the loss would be the
-longest wait of the other ranks. The difference is this rank's part of the loss.
+The loss of step *k* is the longest wait of any rank for batch *k*. Without the waits of one rank, the loss would be the
+longest wait of the other ranks. The difference of the two is this rank's part of the loss.
 
-Two ranks may have equally slow workers. Then only the rank whose batch is late waits, while the other has batches
-ready. So a rank also counts as *slow* if its time per batch (busy seconds over workers) explains half of the loss.
+If two ranks have equally slow workers, only the rank whose batch is late waits, while the other rank has batches ready.
+So a rank counts as *slow* if its time per batch (busy seconds divided by workers) explains half of the loss.
 
-1. One rank causes at least `MAIN` of the loss, and no other rank is slow: this rank starves the job.
-2. Else the ranks' parts sum to at least `HALF` of the loss, and batch times differ by `UNEVEN`: the straggler moves. A
-   slow machine is slow in each step. So a moving straggler shows that batches differ in cost.
+1. If one rank causes at least `MAIN` of the loss, and no other rank is slow, this rank starves the job.
+2. Else, if the parts of all ranks sum to at least `HALF` of the loss, and batch times differ by `UNEVEN`, the straggler
+   moves. A slow machine is slow in each step, so a moving straggler shows that batches differ in cost.
 3. Else the slow ranks starve the job: all alike, all ranks of a node, or several.
 
-A step of the job takes at least as long as the quickest steps of any rank, so the loss of a batch is at most the rest
-of its time. The waits add up to more if the ranks did not synchronise in each step.
+A step of the job takes at least as long as the quickest steps of the fastest rank, so the loss of a batch is at most
+the rest of the batch's time. If the ranks did not synchronise in each step, the sum of the waits is larger.
 
 The start of each pass is excluded. A loss below `LIMIT` of the time does not count. A loss of several ranks does not
-count below `SMALL`: the longest of many short waits for a CPU reaches that much.
+count below `SMALL`, because the longest of many short waits for a CPU reaches this share.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ MAIN, HALF = 2 / 3, 1 / 2
 UNEVEN = 2.0
 """Minimum `RankReport.unevenness` from which times of batches count as different."""
 UNKNOWN = 0.001
-"""Minimum time of a batch without the loss, as a share of its time. The rate of a shorter batch would consist of
+"""Minimum share of a batch's time that is left without the loss. A rate calculated from a smaller rest would consist of
 rounding errors."""
 QUICK = 0.05
-"""Quantile of a rank's step times that is `RankReport.quick_step_s`: a rank waits least for others in quick steps."""
+"""Quantile of step times for `RankReport.quick_step_s`. In its quick steps, a rank waits least for other ranks."""
 WINDOWS, SHORTEST = 40, 5
-"""`_period` divides the batches into about this many windows. The second number is the minimum of batches in each."""
+"""`_period` divides the batches into about `WINDOWS` windows, each with at least `SHORTEST` batches."""
 STEADY = 0.8
-"""A rank starves the job until the end if it does so in this share of the windows after its first such window."""
+"""A rank starves the job until the end if, from some window on, it does so in at least this share of the windows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """The report of a rank to the others.
+    """The report of a rank to the other ranks.
 
     Attributes:
         node: The name of the rank's machine.
         batch_s: Mean seconds of a step of the job, which is a wait and a step of this rank.
         step_s: Mean seconds of this rank's step.
         quick_step_s: 5th percentile of the seconds of this rank's steps; 0: not measured.
-        supply_s: Mean seconds that a worker takes for a batch, over the number of workers.
-        unevenness: 95th percentile of the times of the rank's batches, over their mean.
+        supply_s: Mean seconds that a worker takes for a batch, divided by the number of workers.
+        unevenness: 95th percentile of the times of the rank's batches, divided by their mean.
         wait_ratio: Share of the rank's time in ``next()``.
         title, sentence, advice, text: Parts of the rank's own diagnosis.
         waits: Seconds of wait for each of the latest batches, from number ``first`` on.
@@ -84,7 +84,7 @@ class RankReport:
 
     @classmethod
     def of(cls, found: Diagnosis, rank: int, node: str, *, full: bool = False) -> RankReport:
-        """Return the report of this rank. Waits are scaled down to the share in which the GPU stalled, if measured."""
+        """Return the report of this rank. If the GPU's stall was measured, the waits are scaled down to its share."""
         facts, waits = found.facts, found.facts.batch_waits
         stall, wait = facts.gpu_stall_ratio, facts.running_wait_ratio
         covered = 1.0 if stall is None or wait <= 0 else min(1.0, stall / wait)
@@ -278,7 +278,7 @@ def _with_sentences(found: JobDiagnosis, batch_s: float, *, is_bound: bool) -> J
     most = "at most " if is_bound else ""
     costs = f"Each batch costs all ranks {most}{duration(found.lost_s)}, {percent(found.lost_ratio)} of their time."
     left_s = batch_s - found.lost_s
-    rate = f"The job makes {rounded(1 / batch_s)} batches/s. How many it would make without is not known, because the "
+    rate = f"The job makes {rounded(1 / batch_s)} batches/s. Its rate without the loss is not known, because the "
     rate += "ranks did not wait for each other in each step."
     if left_s > UNKNOWN * batch_s and not is_bound:
         rate = f"Without it the job would make {rounded(1 / left_s)} batches/s instead of {rounded(1 / batch_s)}."

@@ -27,7 +27,7 @@ COLUMNS = 100
 VERSION = 6
 """Version of the layout of `plain`; it grows when something is renamed or removed."""
 _NODES = 2
-"""Maximum number of failed nodes that the report names, which are the latest."""
+"""Maximum number of failed nodes that the report names. It names the latest."""
 _LEFT_OUT = ("batch_waits", "services_s", "full")
 """Fields and properties that `plain` leaves out."""
 _SHOWN = 0.01
@@ -94,7 +94,7 @@ def evidence(facts: Facts, verdict: Verdict) -> Iterator[str]:
 
 
 def predicted(one: Prediction, now: Facts | Prediction) -> str:
-    """Return a sentence on a change and its effect, compared with ``now``. It has the step's time if that changes."""
+    """Return a sentence that compares the effect of a change with ``now``, and names the step time if it changes."""
     wait, step_s = (now.wait_ratio, now.step_s) if isinstance(now, Facts) else (now.wait, now.step_s)
     condition = f", if {one.condition}" if one.condition else ""
     is_alike = abs(one.step_s - step_s) <= _SAME * step_s
@@ -144,7 +144,7 @@ def text(found: Findings, columns: int = COLUMNS) -> str:
 
 
 def failures(facts: Facts) -> Iterator[str]:
-    """Yield lines that matter even where nothing is slow: samples and nodes that failed, memory that is copied."""
+    """Yield lines that matter even if nothing is slow: samples and nodes that failed, and memory that is copied."""
     count = facts.failed_samples
     if count:
         latest = "".join(f" The latest is index {one.shown}: {one.error}" for one in facts.latest_failed[-1:])
@@ -173,7 +173,7 @@ def listed(lines: Iterable[str], columns: int = COLUMNS) -> Iterator[str]:
 
 
 def wrapped(text: str, columns: int = COLUMNS) -> list[str]:
-    """Lines of that width, at least one; a number and its "%" stay together."""
+    """Return ``text`` as one or more lines, wrapped at ``columns``; a number and its "%" stay together."""
     lines = textwrap.wrap(text.replace(" %", "\u00a0%"), columns, break_on_hyphens=False, break_long_words=False)
     return [line.replace("\u00a0%", " %") for line in lines] or [""]
 
@@ -213,7 +213,7 @@ def measure(one: Evidence) -> str:
 
 
 def parts(facts: Facts, verdict: Verdict) -> tuple[ReportPart, ...]:
-    """Divide the wall time into the step, the step's wait for a CPU, and the causes of the wait, largest first."""
+    """Divide the wall time into the step, its wait for a CPU, and the causes of the wait for data, largest first."""
     held = facts.held_ratio
     step = max(0.0, 1.0 - facts.wait_ratio - held) if facts.wall_s > 0 else 0.0
     waits = [(CAUSES[cause], share * facts.wait_ratio) for cause, share in verdict.shares.items()]
@@ -294,7 +294,7 @@ def _slow_samples(facts: Facts) -> ReportSection:
     rows = tuple(
         (slow.shown, duration(slow.seconds), f"{slow.seconds / mean_s:.3g}", str(slow.times))
         for slow in facts.slow_samples
-        if slow.seconds >= mean_s  # a sample below the mean is not slow: the slow ones were not timed alone
+        if slow.seconds >= mean_s  # the slowest known are below the mean if others were not timed alone
     )
     header = ("dataset index", "time", "times the mean sample", "how often so slow")
     return ReportSection(title="Slowest samples", header=header, rows=rows, lines=("Since the loader was made.",))
@@ -313,7 +313,7 @@ def _changes(predictions: tuple[Prediction, ...]) -> ReportSection:
 
 
 def plain(found: Findings) -> dict[str, Any]:
-    """JSON-able, see `dpex.diagnose.diagnosis.Diagnosis.to_dict`."""
+    """Return the findings as data for JSON; see `dpex.diagnose.diagnosis.Diagnosis.to_dict`."""
     hot = hot_calls.hot_calls(found.facts)
     told: dict[str, Any] = as_json({"hot_calls": hot} | _members(found), members=_members, infinite=lambda _: None)
     return {"version": VERSION, **told}

@@ -3,20 +3,20 @@
 Rules, first match:
 
 1. "too-early" with too few batches (`ENOUGH_BATCHES`, `ENOUGH_S`; for long batches `FEW_BATCHES`, `FEW_S`).
-2. The transfer, if the training stream waits for finished batches to reach the device: for at least `LIMIT` of the
-   time, and for `ALONE` times as long as the loop is stalled by loading.
-3. Too few CPUs, if the training thread waits for a CPU, in its steps and in ``next()``, for `SMALL` of the time, and
-   for longer than it waits for batches. Else the consumer, if the start took less than `START_LIMIT` and the loop (the
-   GPU, if measured) then waits for less than `LIMIT` of the time. A wait of less than `SMALL` counts only if one cause
-   has `LIMIT`.
+2. The transfer, if the training stream waits at least `LIMIT` of the time for finished batches to reach the device, and
+   at least `ALONE` times as long as loading stalls the loop.
+3. Too few CPUs, if the training thread waits for a CPU (in its steps and in ``next()``) at least `SMALL` of the time,
+   and at least as long as for batches. Else the consumer, if starts take less than `START_LIMIT` of the time, and the
+   loop (or the GPU, if measured) waits less than `LIMIT` of the time after the starts. A wait below `SMALL` counts only
+   if a single cause reaches `LIMIT`.
 4. The largest cause of the wait (`dpex.measure.causes`), if it is at least `ALONE` times the second; else
    "mixed".
 
 Confidence, 0 to 1, is a product of three factors. The first is the distance of the first cause a from the second b,
 (a - b) / (a + b). For "mixed" it is 1 minus this distance, and for the consumer the distance of the loss from the
 limit. The second factor is n / (n + 25) for n batches. The third is below 1 for losses near the limit. The product is
-halved if workers of a full machine may have waited for a CPU instead of data, and the kernel does not report it. From
-`SURE` on, the user may act on a verdict without another measurement.
+halved if the machine is full and its kernel does not report waits for a CPU, because workers may have waited for a CPU
+instead of data. From `SURE` on, the user may act on a verdict without another measurement.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from dpex.measure.readable import duration, percent, rounded
 from dpex.measure.views import cpus_used, is_full
 
 ENOUGH_BATCHES = 50
-"""Minimum batches for a verdict. Of 50 batches, a share of one half is known to within 14 percentage points."""
+"""Minimum batches for a verdict. After 50 batches, a share of one half is known to within 14 percentage points."""
 ENOUGH_S = 1.0
 """Minimum seconds for a verdict, because time slices and ticks of the kernel distort shorter measurements."""
 FEW_BATCHES = 20
 FEW_S = 12.0
-"""Minimum for long batches, because each is measured precisely and 50 take too long. The confidence is lower."""
+"""Minimum batches and seconds if batches are long. Fewer are enough, because each is measured precisely and 50 would
+take too long. The confidence is lower."""
 LIMIT = 0.05
-"""Least wait ratio of a bottleneck. XProf says "not the bottleneck" below (openxla/xprof, input_pipeline_analysis)."""
+"""Minimum wait ratio of a bottleneck. XProf has the same limit (openxla/xprof, input_pipeline_analysis)."""
 SMALL = 0.1
-"""Minimum of a loss whose causes are each below `LIMIT`, and of a lack of CPUs, because every program on a machine in
-use waits for a CPU now and then."""
+"""Minimum share of the time for a loss if each of its causes is below `LIMIT`, and for a lack of CPUs, because every
+program on a machine in use waits for a CPU now and then."""
 START_LIMIT = 0.1
-"""`LIMIT` for the starts of passes, because their share of the time falls as a run goes on."""
+"""The `LIMIT` for starts of passes. It is higher, because the share of the starts falls as a run goes on."""
 ALONE = 2.0
 """Minimum ratio of the largest cause to the second for a verdict of one cause. Below it, removing the largest cause
 leaves a third of the loss or more."""
@@ -54,15 +55,15 @@ MOST = 0.5
 BUSY = 0.9
 """A GPU that runs kernels for this share of the time or more does not wait for a CPU."""
 APART = 4.0
-"""A sample is named if it was slow repeatedly, and took this many times the mean sample on average."""
+"""A sample is named if it was slow repeatedly, and took on average this many times the mean time of a sample."""
 FULL = 0.3
-"""A machine is called full if waits for a CPU are at least this share of the seconds of "cpu"."""
+"""A machine is called full if waits for a CPU are more than this share of the seconds of the cause "cpu"."""
 _HALF_KNOWN = 25
 """Batches after which a confidence is half of its final value."""
 IDLE = 0.2
-"""Minimum share of the time in which a GPU idles while batches are ready, to be mentioned. Short kernels leave gaps."""
+"""A GPU that idles while batches are ready is mentioned from this share of the time on; short kernels leave gaps."""
 COPIES, TRANSFORM = "copies to the device", "device transform"
-"""Work that the training stream can wait for. Both run beside the steps, one after the other."""
+"""What the training stream may have to wait for. The transform of a batch follows its copy, while earlier steps run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,14 +147,14 @@ def _cause(facts: Facts, found: LostTime) -> tuple[str, float, list[str]]:
     apart = (a - b) / max(1e-12, a + b)
     clear = min(1.0, facts.wait_ratio / (2.0 * LIMIT))
     if is_full(facts) and any(pool.tickets and pool.queueing_s is None for pool in facts.pools.values()):
-        clear *= 0.5  # workers may have waited for a CPU without a report by the kernel
+        clear *= 0.5  # workers may have waited for a CPU, which the kernel did not report
     if a < ALONE * b:
         return "mixed", (1.0 - apart) * clear, [name for name, seconds in found.ranked if ALONE * seconds > a]
     return first, apart * clear, [first]
 
 
 def _held_share(facts: Facts) -> float:
-    """Share of the time that the training step waited for a CPU; 0 if the GPU was busy."""
+    """Return the share of the time in which the training step waited for a CPU; 0 if the GPU was busy."""
     return 0.0 if facts.kernel_ratio is not None and facts.kernel_ratio >= BUSY else facts.held_ratio
 
 
@@ -225,8 +226,8 @@ def _each_batch(facts: Facts, cause: str) -> str:
 
 
 def dominant(facts: Facts, cause: str) -> tuple[HotCall, float] | None:
-    """Return the call with the most computing ("cpu") or waiting ("storage"), and its share of all that its stage
-    computes or waits. None: no call has a share of `MOST`, or calls were not timed."""
+    """Return the call with the most seconds of computing ("cpu") or waiting ("storage"), and its share of these seconds
+    of its stage; None if no call has a share of `MOST`, or if calls were not timed."""
     found = of_cause(facts, cause) if CAUSES[cause].is_making else ()
     if not found:
         return None
@@ -265,7 +266,7 @@ def _sentence(facts: Facts, found: LostTime, cause: str, where: str, causes: lis
 
 
 def _gpu(facts: Facts) -> str:
-    """Return the GPU's stall, where it is timed."""
+    """Return a sentence on the GPU's stall; "" if the stall was not measured."""
     gpu = facts.gpu_stall_ratio
     return "" if gpu is None else f" The GPU waits for data for {percent(gpu)} of the time, by CUDA events."
 

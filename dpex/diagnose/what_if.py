@@ -1,9 +1,9 @@
 """Predictions for other settings and cheaper work, by the law's model. Pure.
 
 A run takes ``start + order + batches / rate`` seconds: its starts, the waits due to the order of batches, and its
-batches at the model's rate. Predictions add the error of this formula at the present setting. A change that the model
-lacks saves the seconds of its cause (`dpex.measure.causes`). A batch takes a step and a wait, so in each prediction
-``rate * step_s + wait`` is 1. Changes that need no other code (`AT_HAND`) come first, and each group is sorted by rate.
+batches at the model's rate. Predictions add the error of this formula at the present setting. A change outside the
+model saves the seconds of its cause (`dpex.measure.causes`). A batch takes a step and a wait, so in each prediction
+``rate * step_s + wait`` is 1. Changes that need no new code (`AT_HAND`) come first, and each group is sorted by rate.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ ARGUMENTS = ("workers", "inline", "prefetch", "budget", "start", "streams")
 AT_HAND = (*ARGUMENTS, "free")
 """Changes that need no new code: other arguments, and stopping other programs. They are advised first."""
 _MOST_READING = 0.95
-"""Maximum share of the time that counts as waiting for readers, when the number of streams is calculated from it."""
+"""The wait for readers counts as at most this share of the time when the number of streams is calculated."""
 CACHED = 0.95
 """Share of the cost of a sample that is saved if the sample is in a cache."""
 INLINE_S = 5e-6
-"""Seconds of ``next()`` without workers, beside making the batch."""
+"""Seconds that ``next()`` takes without workers, in addition to making the batch."""
 DISPATCH_S = 1e-4
 """Seconds of the training loop to dispatch and receive a batch. It is assumed for a run that has had no workers yet."""
 TUNERS = ("workers", "prefetch")
@@ -81,8 +81,8 @@ class Prediction:
 def better(facts: Facts, found: LostTime, model: Model, after: Prediction | None = None) -> tuple[Prediction, ...]:
     """Return the changes that make more batches per second: first changes `AT_HAND`, then others, by falling rate.
 
-    ``after`` a change of arguments, return the changes of code that add to it. After ``num_workers=0``, return none,
-    because a batch costs less in the training process than in the workers, where it was measured.
+    ``after``: A change of arguments. Return the changes of code that add to it; none after ``num_workers=0``, because a
+    batch costs less in the training process than in the workers, where it was measured.
     """
     if after is not None and model.now.workers and not after.settings.workers:
         return ()
@@ -115,8 +115,8 @@ class Run:
         shorter_s: float = 0.0,
         condition: str = "",
     ) -> Prediction:
-        """Predict a change of settings, work (``model``), wall time (``saved_s``), time in which steps lack a CPU
-        (``held_s``), or steps themselves (``shorter_s``)."""
+        """Predict the effect of other settings, other work (``model``), saved wall time (``saved_s``), another time in
+        which steps wait for a CPU (``held_s``), or shorter steps (``shorter_s``)."""
         facts, now = self.facts, self.model.now
         model, settings = model or self.model, settings or self.base or now
         held_s = facts.held_s if held_s is None else held_s
@@ -144,7 +144,7 @@ class Run:
 
     @property
     def _model_error_s(self) -> float:
-        """Measured less predicted wall time of the present setting."""
+        """Measured wall seconds minus predicted wall seconds, at the present setting."""
         return self.facts.wall_s - self._seconds(self.model, self.model.now, self.facts.held_s)
 
     def _seconds(self, model: Model, settings: Settings, held_s: float, *, is_free: bool = False) -> float:
@@ -162,7 +162,7 @@ class Run:
         return start_s + self._order_s(model, settings) + count * max(step_s, 1.0 / model.rate(settings).value)
 
     def _order_s(self, model: Model, settings: Settings) -> float:
-        """Return the seconds lost to the order of batches: as measured now, and less with a larger prefetch."""
+        """Return the seconds lost to the order of batches: the measured seconds, reduced if the prefetch is larger."""
         now, enough = model.now.prefetch, work.covering_prefetch(self.facts, model)
         left = (enough - settings.prefetch) / (enough - now) if enough > now else now / max(1, settings.prefetch)
         return self.found.flagged_s("is_order") * min(1.0, max(0.0, left))
@@ -209,8 +209,8 @@ class Run:
         """Yield a run that makes its batches in the training process, at ``1 / (service + step)`` batches per second.
 
         The service time leaves out dispatch and encoding.
-        This rate is the lower end of the range, because a batch takes longer in a worker, whose CPU caches other
-        processes share. The upper end is the rate of batches that take no time to make. Nothing is yielded for
+        This rate is the lower end of the range, because a batch takes longer in a worker, which shares CPU caches with
+        other processes. The upper end is the rate of batches that take no time to make. Nothing is yielded for
         coroutines, streams of a dataset, other nodes and page-locked memory, which the formula leaves out.
         """
         facts, now, pool = self.facts, self.model.now, self.facts.local
@@ -242,13 +242,13 @@ class Run:
         more, saved_s = count / facts.streams, 0.0
         local, remote = (0, count) if now.remote else (count, 0)
         settings = replace(now, local=local, remote=remote, prefetch=int(more * now.prefetch))
-        if not facts.keeps_workers:  # the workers that decode stay, and wait less for readers
+        if not facts.keeps_workers:  # only readers are added; the workers that decode wait less for them
             settings, saved_s = now, min(work.stream_s(facts), (1.0 - 1.0 / more) * facts.running_s)
         condition = " and ".join(conditions)
         yield self.predicted("streams", change, settings, saved_s=saved_s, condition=condition)
 
     def _wanted_streams(self) -> int:
-        """Return the number of streams that ends the stall. If reading is computing, it is at most the CPUs."""
+        """Return the number of streams that ends the stall; at most one per CPU if reading mostly computes."""
         facts = self.facts
         if facts.keeps_workers:
             return sum(replace(self.model, start=None).best(facts.config.headroom))
@@ -258,7 +258,7 @@ class Run:
         return min(wanted, math.ceil(facts.cpus)) if is_computing else wanted
 
     def _kept_workers_text(self, local: int) -> str:
-        """Return a text with the best number of workers if they are kept between epochs; "" if it is not larger."""
+        """Return a text with the best number of workers that are kept between epochs; "" if at most ``local``."""
         kept = replace(self.model, start=None).best(self.facts.config.headroom)[0]
         if kept <= local:
             return ""
@@ -278,7 +278,7 @@ class Run:
         yield self.predicted(kind, change, settings, condition="their CPUs are as fast")
 
     def _starts(self) -> Iterator[Prediction]:
-        """Yield workers that are kept between passes: each later pass starts in the time of one batch."""
+        """Yield workers that are kept between passes, so that each later pass starts in the time of one batch."""
         facts = self.facts
         startup_s, passes = facts.causes.get("startup", 0.0), max(1, facts.passes)
         if startup_s < MATTERS * facts.wall_s:
@@ -296,7 +296,7 @@ class Run:
         facts, now, used = self.facts, self.model.now, cpus_used(self.facts)
         own, others = used["the workers"], used["other programs"]
         held_s, crowding_s = facts.held_s, self.found.by_cause["crowding"]
-        part = own / max(1e-9, own + others)  # the workers' part of the lack
+        part = own / max(1e-9, own + others)  # the workers' share in the lack of CPUs
         if now.local > 1 and not facts.keeps_workers:
             fewer = replace(now, local=max(1, min(now.local - 1, int(facts.cpus - 1))))
             gone = part * (1.0 - fewer.local / now.local)
@@ -308,9 +308,9 @@ class Run:
     def _without_others(self, others: float, held_s: float, saved_s: float) -> Prediction:
         """Predict a machine without other programs.
 
-        If the workers lack CPUs, time that the model does not explain is charged to the other programs, except waits of
-        a stream's readers. Run queues show only a part of the time that other programs take. So one end of the range
-        keeps the model's present error. At the other end, steps and batches take only their CPU time.
+        If the workers lack CPUs, the time that the model does not explain is charged to the other programs, but not the
+        waits for a stream's readers. The result is a range, because run queues show only a part of the time that other
+        programs take. One end keeps the model's present error. At the other, steps and batches take only CPU time.
         """
         facts, model = self.facts, self.model
         text = f"without the other programs, which use {others:.2g} CPUs"
@@ -347,7 +347,7 @@ class Run:
         yield from self._unblocked() if self.facts.is_asynchronous else self._awaited()
 
     def _awaited(self) -> Iterator[Prediction]:
-        """Yield coroutines for samples that mostly wait, with which a worker waits for many at the same time."""
+        """Yield coroutines if samples mostly wait, because a worker with coroutines waits for many samples at once."""
         facts, model, now = self.facts, self.model, self.base or self.model.now
         if not facts.concurrency or model.cpu_share >= HALF:
             return
@@ -364,7 +364,7 @@ class Run:
         yield self.predicted("awaited", change, chosen, model=quicker, condition=condition)
 
     def _unblocked(self) -> Iterator[Prediction]:
-        """Yield the call that blocks the event loop longest, run in threads, so that several calls wait at once."""
+        """Yield threads for the call that blocks the event loop longest, so that several such calls wait at once."""
         facts, share = self.facts, self.model.cpu_share
         call, waits_s = next(iter(of_cause(facts, "storage")), (None, 0.0))
         if call is None or not is_blocking(facts, call) or not facts.concurrency:
@@ -394,7 +394,7 @@ class Run:
             kind, change, part = cause.cheaper
             if kind == "narrow" and waited_for(self.facts):
                 continue
-            if self.found.place(cause.key) == TAKING_IN:  # tensors are taken in as views, at no cost
+            if self.found.place(cause.key) == TAKING_IN:  # tensors are received as views, at no cost
                 change = "tensors instead of Python objects, at a quarter of the time"
             yield self._quicker(kind, change, part * seconds)
 

@@ -18,9 +18,9 @@ from dpex.measure.settings import Settings
 from dpex.measure.views import free_steps_s, is_full
 
 _COMPUTES, _BESIDE = 0.5, 2
-"""If workers compute for more than the first share of their time, advice is at most the CPUs plus the second number."""
+"""If workers compute for more than `_COMPUTES` of their time, advise at most `_BESIDE` workers more than CPUs."""
 _ROUNDING = 0.1
-"""Tolerance in rounding up the workers beyond the CPUs: a smaller fraction of a worker adds none."""
+"""A fraction of a worker up to this is dropped when the number of workers beyond the CPUs is rounded up."""
 _WAITS = 0.01
 """If the loop waits for more than this share of the time, its measured rate counts as the workers' rate."""
 _PAST = 8
@@ -80,7 +80,7 @@ def model_of(facts: Facts, found: LostTime) -> Model | None:
 
 
 def _limits(facts: Facts, model: Model) -> Limits:
-    """Return the limits of advice: one jump of the tuner, on this machine or on the cluster."""
+    """Return the most workers to advise: as many as one decision of the tuner can reach and the CPUs can serve."""
     now, here = model.now, model.local
     jump = int(max(CONSTANTS.jump_floor, CONSTANTS.jump * now.workers))
     most = min(facts.config.max_waiting, jump)

@@ -1,6 +1,6 @@
-"""Delivers the batch that is next in turn, or the error in its place, after it was pinned if the loader pins.
+"""Delivers the next batch in turn, or the error in its place. If the loader pins batches, it is pinned beforehand.
 
-Called by the consumer's thread under the engine's lock. The pinning thread calls `take_results`, `may_take_results`.
+The consumer's thread calls it under the engine's lock. The pinning thread calls `take_results`, `may_take_results`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Delivery:
     """See the module.
 
     Attributes:
-        opened_s: Seconds that the current call of ``next()`` took to open its batch; None until it has one.
+        opened_s: Seconds that the current call of ``next()`` took to open its batch; None until the batch is open.
         value: The batch, or the error in its place, that the current call of ``next()`` is to return.
     """
 
@@ -113,7 +113,7 @@ class Delivery:
         return has_events
 
     def may_take_results(self, pinner: Pinner) -> bool:
-        """Return True if fewer than ``pinner.ahead`` batches wait, and no error or deferred event does."""
+        """Return True if fewer than ``pinner.ahead`` batches wait, and neither an error nor a deferred event waits."""
         if self._pools.must_wait_for_the_consumer:
             return False
         return len(self._state.schedule.upcoming(pinner.ahead)) < pinner.ahead

@@ -31,8 +31,8 @@ class Drawing:
             schedule.end_sampler()
 
     def pass_over(self, state: EngineState, ahead: frozenset[int]) -> None:
-        """Draw tickets up to the last of ``ahead``, which another run delivered out of order. Only the other tickets
-        are made."""
+        """Draw tickets up to the last number in ``ahead``. Another run delivered the tickets in ``ahead`` out of order,
+        so only the other tickets are made."""
         schedule, last = state.schedule, max(ahead)
         prefetch = schedule.prefetch
         schedule.set_prefetch(prefetch + last - schedule.drawn + 1)

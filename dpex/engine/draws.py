@@ -44,8 +44,8 @@ class Draws(IndexSource):
         source: torch's unused iterator of ``index_sampler``.
         copies: True if the sampler may reuse the list of a batch, so that each index is copied.
         stateful: The sampler that has a ``state_dict()``, or None.
-        every: Batches between two states of ``stateful``. The first state is taken after the first batch, because a
-            sampler may report the previous epoch before it.
+        every: Batches between two states of ``stateful``. The first state is taken after the first batch, because
+            before that batch a sampler may still report the previous epoch.
         note: Called with a pair: the number of batches drawn, and the state of ``stateful`` after them.
 
     Attributes:
@@ -95,7 +95,7 @@ class Draws(IndexSource):
             try:
                 self.draw_into(drawn, at_once)
             except Exception as error:
-                if is_of_handler(error):  # the handler has interrupted the sampler in a draw
+                if is_of_handler(error):  # a signal handler raised it while the sampler was drawing
                     raise
                 return [*found, *(index for index, _ in drawn), FailedRead(error)]
             if not drawn:

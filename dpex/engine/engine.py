@@ -180,7 +180,7 @@ class Engine:
 
     @property
     def is_broken(self) -> bool:
-        """True if an exception has interrupted an earlier call. To be read outside of ``next()``."""
+        """True if an exception has interrupted an earlier call. Only valid outside of ``next()``."""
         return self._is_changing or get_ident() in self.schedule.in_hand
 
     def next(self) -> Any:
@@ -397,9 +397,9 @@ class Engine:
     # -- the thread that pins --------------------------------------------------------------------------------------
 
     def listen(self) -> list[int]:
-        """Take a few finished batches and hand them over, in the pinning thread. Return the descriptors to watch.
+        """Take in a few finished batches, and queue them for pinning. Return the descriptors to watch.
 
-        Any other event, and all events after it, wait for the consumer.
+        The pinning thread calls it. Events of other kinds, and all events after them, wait for the consumer.
         """
         with self._lock:
             pinner = self._plan.pinner

@@ -1,8 +1,8 @@
 """The iterator for ``num_workers=0``: batches are made in the training process as torch makes them, one at a time.
 
-A batch that Ctrl-C or a time limit breaks off is made again by the next call of ``next()``. An error stands in place
-of the batch, as with torch. If the dataset is a stream, the samples that were read for that batch are lost, as with
-torch.
+A batch that Ctrl-C or a time limit breaks off is made again by the next call of ``next()``. If the dataset is a stream,
+the samples that were read for the interrupted batch are lost, as with torch. An error of the sampler or the dataset
+takes the place of its batch, as with torch.
 
 The iterator counts batches. If the loader's measurements have a reader, an `InlineMeter` also times the batches. The
 consumer's thread uses the meter; any thread may call `InlineMeter.reading` and `InlineMeter.stats`.
@@ -97,7 +97,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         self._broken_by: str = ""
         """The exception, other than an error of the sampler, that ended the latest draw."""
         self._has_ended = False
-        """The sampler has no more indices."""
+        """True if the sampler has no more indices."""
         if resume is not None:
             go_on_in_process(self, resume)
         if is_measured:
@@ -167,7 +167,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         """Draw the next index; return False at the end.
 
         Raises:
-            IteratorInterruptedError: An exception interrupted the latest draw, which ends a generator sampler.
+            IteratorInterruptedError: An exception interrupted the latest draw and ended the sampler, a generator.
         """
         if self._has_ended:
             return False
@@ -265,7 +265,7 @@ def in_process_kind(loader: Any) -> type[InProcessIterator]:
 
 
 class _UnmarkedInProcessIterator(InProcessIterator):
-    """Batches are marked only while a profiler is on, because torch's mark takes as long as a tiny batch."""
+    """Marks batches for a torch profiler only while one is on, because the mark takes as long as a tiny batch."""
 
     def __next__(self) -> Any:
         if is_profiled():

@@ -35,7 +35,7 @@ class IndexSource:
         return []
 
     def with_reading(self, point: ResumePoint) -> ResumePoint | None:
-        """Return ``point`` with the position of the engine that reads the stream; None if that is unknown now."""
+        """Return ``point`` with the position of the engine that reads the stream; None if it has no known position."""
         return point
 
     def reading(self) -> Reading:

@@ -6,8 +6,8 @@ The random states before the first draw of the samplers and the number of delive
 Recording takes no time per batch: random states are noted before the first draw, and the rest is read when a state is
 requested. The exception is a sampler with a ``state_dict()``, which is called every `PassRecorder.every` batches.
 
-When a torch iterator is made, it draws a base seed and calls ``iter()`` on its sampler, and without workers on a
-stream. One that resumes a pass takes the earlier run's base seed, and restores the generator that torch drew from.
+When a torch iterator is made, it draws a base seed and calls ``iter()`` on its sampler; without workers, also on a
+stream. An iterator that resumes a pass takes the earlier run's base seed, and undoes torch's draw from the generator.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PASSED_OVER = (
     "must reload and discard {batches} batches. Implement both methods to resume at once"
 )
 _MOST_STATES = 1024
-"""Maximum number of sampler states kept; more than are recorded between the latest delivery and the latest draw."""
+"""Maximum number of sampler states that are kept. Fewer are recorded between the latest delivery and latest draw."""
 
 
 # -- the state of a pass -----------------------------------------------------------------------------------------------
@@ -63,9 +63,9 @@ class PassState:
     fetcher: Any = None
     """The fetcher of a dataset that is read in the training process. The state of the dataset is read from it later."""
     has_finished: bool = False
-    """The loop over the pass has ended."""
+    """True if the loop over the pass has ended."""
     persists: bool = False
-    """The next epoch belongs to the same iterator."""
+    """True if the next epoch belongs to the same iterator."""
 
 
 class PassRecorder:
@@ -138,7 +138,7 @@ class PassRecorder:
     def raised(self, error: Exception, *, has_index: bool) -> None:
         """Note that ``next()`` raised ``error``, which ends the pass or takes the place of a batch.
 
-        ``has_index``: The index of a batch was drawn. A StopIteration of a map-style dataset counts as a failed batch.
+        ``has_index``: True if a batch's index was drawn. A StopIteration of a map-style dataset is a failed batch.
         """
         is_end = isinstance(error, StopIteration)
         self.has_finished = self.has_finished or is_end
@@ -167,7 +167,7 @@ def begin_pass(init: Callable[[Any], None], iterator: Any, loader: Any, resume: 
     """Call torch's ``__init__`` of an iterator. An iterator that resumes a pass gets the base seed of the earlier run.
 
     If the earlier run had finished its pass, the next pass draws the numbers that it would have drawn in that run. If
-    this needs other random states than the present ones, its first index is drawn at once and kept in ``_begun``.
+    the present random states differ, the first index of that pass is drawn at once and kept in ``_begun``.
     """
     if resume is None:
         init(loader)

@@ -35,13 +35,13 @@ class EnginePlan:
     gpu: GpuStall[Any] | None = None
     metered: bool = False
     pass_batches: int = 0
-    """Batches of a whole pass, 0 if unknown."""
+    """Number of batches of a whole pass; 0 if it is unknown."""
     lanes: int = 1
-    """Batches that a worker makes at the same time."""
+    """Number of batches that a worker makes at the same time."""
     is_tuned: bool = False
-    """A tuner chooses the settings."""
+    """True if a tuner chooses the settings."""
     starts_anew: bool = False
-    """Each pass starts workers of its own."""
+    """True if each pass starts workers of its own."""
 
     def state(self, settings: Settings) -> EngineState:
         """Return the state of an engine that begins with ``settings``."""

@@ -1,8 +1,8 @@
-"""The worker pools of an engine: performs the instructions to them, and handles their events.
+"""The worker pools of an engine. `Pools` performs the instructions to them, and handles their events.
 
-Used by the thread that holds the engine's lock. The consumer's thread handles all events (`Pools.collect`). The pinning
-thread handles only batches and random states (`Pools.take_results`); it leaves errors, the first other event and all
-events after that to the consumer, in order.
+The caller holds the engine's lock. The consumer's thread handles all events (`Pools.collect`). The pinning thread
+handles only batches and random states (`Pools.take_results`); it leaves errors, the first other event and all later
+events to the consumer, in order.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Pools:
     # -- events --------------------------------------------------------------------------------------------------
 
     def collect(self, now: float) -> bool:
-        """Handle all events. Return True if there was any since the last call, also in `take_results`.
+        """Handle all events. Return True if this call or a `take_results` since the last call handled an event.
 
         Raises:
             Exception: The error that ends the epoch.
@@ -237,7 +237,7 @@ class Pools:
         for value in instruction.values:
             try:
                 value()
-            except Exception:  # it cannot be decoded, and is not wanted
+            except Exception:  # the result cannot be decoded, which does not matter, because it is not wanted
                 logger.debug("a result that is not wanted cannot be decoded", exc_info=True)
 
     def _say(self, instruction: Notice) -> None:

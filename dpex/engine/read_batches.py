@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class ReadBatches(IndexSource):
-    """Batches that another engine reads. An engine that decodes draws from them in place of a sampler.
+    """Batches that one engine reads. Another engine, which decodes them, draws them in place of a sampler's indices.
 
-    `next_indices` never waits for a batch, and `descriptors` turn readable when more batches have been read. The
-    thread that drives the decoding engine drives the reading engine by these calls. The batches stay with the reading
+    `next_indices` never waits for a batch, and `descriptors` turn readable when more batches have been read. By these
+    calls, the thread that drives the decoding engine also drives the reading engine. The batches stay with the reading
     engine (`Schedule.held`) until the decoding engine has delivered them. So a later run resumes the reading after the
     delivered batches.
 
@@ -87,7 +87,7 @@ class ReadBatches(IndexSource):
     def with_reading(self, point: ResumePoint) -> ResumePoint | None:
         """See `IndexSource`. The reading position follows the batches that ``point`` counts as delivered.
 
-        None: see `Engine.point`, or a restarted reading has not reached that position within `POINT_S`.
+        None in the cases of `Engine.point`, and if restarted reading has not reached that position within `POINT_S`.
         """
         self._read_to(point.first, POINT_S)
         self._forget(point.first)

@@ -61,9 +61,9 @@ def generators_of(index_sampler: Any, generator: Any) -> dict[str, torch.Generat
 
 
 def draws_ahead_safely(sampler: Any) -> bool:
-    """Return True for samplers of torch's that draw their order at once, so that drawing ahead is not noticed.
+    """Return True for torch's samplers that draw their order at once, so that drawing ahead is not noticed.
 
-    A `RandomSampler` draws from its generator again when it ends, which the owner of that generator could notice.
+    A `RandomSampler` with a generator of its own also draws at its end, which the generator's owner could notice.
     """
     if type(sampler) is BatchSampler:
         sampler = sampler.sampler
@@ -104,7 +104,7 @@ class SamplerStart:
                 each.set_state(self.generators[name])
 
     def apply_epochs(self, index_sampler: Any, *, only_later: bool = False) -> None:
-        """Set the samplers to these epochs. ``only_later``: keep a later epoch, which the user has set."""
+        """Set the samplers to these epochs. ``only_later``: keep a later epoch that the user has set."""
         present = _epochs_of(index_sampler)
         for name, sampler in samplers_within(index_sampler):
             if name in self.epochs and name in present and not (only_later and present[name] >= self.epochs[name]):
@@ -160,8 +160,8 @@ def batches_of(index_sampler: Any, first: int = 0) -> Iterator[list[Any]] | None
 
 
 def _order_of(sampler: Any) -> Iterator[Any]:
-    """Return the indices of ``iter(sampler)``. A permutation stays a tensor, of which `CHUNK` indices at a time become
-    Python numbers. A list of all of them would take four times the memory and delay the first index."""
+    """Return the indices of ``iter(sampler)``. A permutation stays a tensor, and is converted to Python numbers by
+    `CHUNK` indices at a time. A list of all indices would take four times the memory and delay the first index."""
     if type(sampler) is RandomSampler and not sampler.replacement:
         return _shuffled(sampler)
     if type(sampler) is SubsetRandomSampler:
@@ -182,7 +182,7 @@ def _permutation(length: int, generator: torch.Generator | None) -> torch.Tensor
 
 
 def _shuffled(sampler: RandomSampler) -> Iterator[int]:
-    """Yield the indices of a `RandomSampler`. As in torch, it draws a last permutation even if it needs none of it."""
+    """Yield the indices of a `RandomSampler`. As in torch, a last permutation is drawn even if no index is missing."""
     length, generator = len(sampler.data_source), sampler.generator
     if generator is None:
         generator = torch.Generator()
@@ -219,5 +219,5 @@ def skipping(items: Iterator[Any], count: int) -> Iterator[Any]:
 
 
 def each_of(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Return the items of ``iterator``. Its ``__iter__`` is not called, because it may restart, as Lightning's does."""
+    """Return the items of ``iterator``. Its ``__iter__`` is not called: it may restart the iterator, as Lightning's."""
     return map(next, repeat(iterator))

@@ -139,7 +139,7 @@ class CounterSource(Protocol):
 
 
 class _Baseline(NamedTuple):
-    """The machine's counts at the start of a period. ``past``: counts before it. ``is_resting``: counting is paused."""
+    """The machine's counts at the start of a period. ``past``: earlier counts. ``is_resting``: counting is paused."""
 
     machine: MachineCounts
     wall_s: float
@@ -165,20 +165,20 @@ class IteratorCounters(LastReading[Reading]):
         self._from = self._baseline(Reading())
 
     def read(self) -> Reading:
-        """Return the counts since this was made, or since `restart`."""
+        """Return the counts since this object was made, or since `restart`."""
         return super().read().since(self._base)
 
     def restart(self) -> None:
         self._base = super().read()
 
     def rest(self) -> None:
-        """Stop counting the machine until `wake`, because a pass has ended. Without effect before `REST_S`."""
+        """Pause the machine's counts until `wake`, after a pass. In the first `REST_S` of counting, do nothing."""
         base = self._from
         if not base.is_resting and monotonic() - base.machine.at >= REST_S:
             self._from = base._replace(past=Reading(**_of_machine(super().read())), is_resting=True)
 
     def wake(self) -> None:
-        """Count the machine again: a pass begins."""
+        """Continue the machine's counts, because a pass begins."""
         base = self._from
         if base.is_resting:
             self._from = self._baseline(super().read())._replace(past=base.past)
@@ -203,7 +203,7 @@ class LoaderCounters:
     def __init__(self) -> None:
         self._iterators: Ledger[IteratorCounters] = Ledger(_one_after_the_other)
         self.epochs: int = 0
-        """Count of epochs that have begun, those without measurements included."""
+        """Count of epochs that have begun, including epochs without measurements."""
 
     def add_iterator(self, source: CounterSource) -> IteratorCounters:
         """Return new counters for an iterator's engine. Call `IteratorCounters.freeze` when the iterator has ended."""
@@ -215,12 +215,12 @@ class LoaderCounters:
         return self._iterators.read()
 
     def rest(self) -> None:
-        """A pass of persistent workers has ended: count nothing of the machine until `wake`."""
+        """Pause the machine's counts until `wake`, because a pass of persistent workers has ended."""
         for counters in self._iterators.entries:
             counters.rest()
 
     def wake(self) -> None:
-        """Another pass of persistent workers begins."""
+        """Continue the machine's counts, because another pass of persistent workers begins."""
         self.epochs += 1
         for counters in self._iterators.entries:
             counters.wake()

@@ -1,4 +1,4 @@
-"""Iterators whose batches workers make: they drive an `Engine`."""
+"""Iterators that drive an `Engine`, whose workers make the batches."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         if is_dynamo_compiling():  # see `dpex.system.compiler`
             return torch.compiler.disable(self.__next__)()
         thread = get_ident()
-        if is_profiled():  # the mark takes as long as a tiny batch
+        if is_profiled():  # without a profiler no mark, because the mark takes as long as a tiny batch
             with torch.autograd.profiler.record_function(self._profile_name):
                 value = self._next()
         else:

@@ -29,7 +29,7 @@ class BaseLoader(LoaderOptions, DataLoader[T_co]):
 
     Attributes:
         local_pool: See `dpex.DpexDataLoader.local_pool`.
-        in_order: As in torch, also before torch 2.6.
+        in_order: torch's ``in_order``, which dpex supports also before torch 2.6.
     """
 
     local_pool: ClassVar[MakesPool | None]
@@ -37,13 +37,13 @@ class BaseLoader(LoaderOptions, DataLoader[T_co]):
     _begun: BaseDataLoaderIter | None = None
     """An iterator that `state_dict` has made, and that the next ``iter()`` returns."""
     _is_auto: bool
-    """``num_workers="auto"`` was given, and no number was assigned since."""
+    """True if ``num_workers="auto"`` was given, and no number has been assigned since."""
     _chosen: int | None
     """The number of workers that dpex chose, before anything was measured."""
     _streams: Streams | None
     """The number of streams of an iterable dataset under ``num_workers="auto"``."""
     _settings: Settings | None
-    """The settings after the latest `resize` without a tuner; None before."""
+    """The settings that the latest `resize` of an untuned loader has set; None before the first."""
     _pins: dict[str, int]
     """Values that `resize` fixed, by the name of the setting."""
     _runtime: LoaderRuntime

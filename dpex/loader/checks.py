@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
-"""Return False in a free-threaded Python in which neither PYTHON_GIL=1 nor an extension module has enabled the lock.
+"""Return False if this Python runs free-threaded: neither PYTHON_GIL=1 nor an extension module has enabled its GIL.
 
-Threads of dpex share deques, dicts and tuples without a lock of their own: one thread writes, and others copy them in a
-single C call. Only the global interpreter lock makes such a copy atomic.
+Threads of dpex share deques, dicts and tuples that have no lock of their own. One thread writes, and others copy them
+in a single C call. Only the GIL (global interpreter lock) makes such a copy atomic.
 """
 
 
@@ -39,7 +39,7 @@ def check_torch_arguments(dataset: Any, num_workers: Any, prefetch_factor: Any, 
     words.
 
     Raises:
-        OptionError: The dataset is missing, a number is no number, not whole or too small, or the generator is not
+        OptionError: The dataset is missing, an argument is not numeric, not whole or too small, or the generator is not
             torch's.
     """
     if dataset is None:
@@ -55,7 +55,7 @@ def check_torch_arguments(dataset: Any, num_workers: Any, prefetch_factor: Any, 
     if not (isinstance(timeout, SupportsFloat) and float(timeout) >= 0):
         opening = _opening(timeout, "timeout option should be non-negative")
         raise OptionError(f"timeout={timeout!r}: {opening} a number of seconds, or 0 to wait without limit")
-    # with num_workers=0 torch refuses every prefetch_factor
+    # if num_workers=0, torch itself refuses every prefetch_factor
     if num_workers != 0 and prefetch_factor is not None and not _is_whole(prefetch_factor, least=1):
         opening = _opening(prefetch_factor, "prefetch_factor option should be non-negative")
         raise OptionError(
@@ -138,8 +138,8 @@ def _refuse(what: object, why: str) -> None:
 
 
 def start_fork_server_early(loader: BaseLoader[Any]) -> None:
-    """If Ray is connected, start the clean server now, which forks local workers: it must be a process without Ray's
-    threads, and takes seconds to start."""
+    """Start the clean server now if Ray is connected. The server, from which local workers descend, has no threads of
+    Ray, but takes seconds to start."""
     is_tuned = bool(loader._is_auto or loader.autotune)
     may_be_local = is_tuned if loader.distribute_mode is True else loader.num_workers > 0
     if may_be_local and not is_daemonic() and is_ray_connected():
@@ -178,7 +178,7 @@ def parsed_device(device: Any) -> torch.device | None:
     """Return a loader's ``device`` as torch's type. `dpex.device.devices.opened` tests if this process can use it.
 
     Raises:
-        OptionError: It names no device that batches can be copied to.
+        OptionError: ``device`` names no device to which batches can be copied.
     """
     if device is None:
         return None

@@ -12,12 +12,12 @@ from dpex.diagnose.copies import HeldObjects
 _SAMPLED = 32
 """Number of items of a container from which the size of all items is estimated."""
 _DEEPEST = 3
-"""Maximum depth of containers within each other, and of datasets within each other, that are counted."""
+"""Maximum nesting depth of containers, and of datasets that wrap each other. Deeper ones are not counted."""
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def largest_container(dataset: Any) -> HeldObjects:
-    """Return the largest container of objects among the attributes of a dataset. It looks at some hundred objects."""
+    """Return the largest container of objects among the attributes of a dataset, estimated from a sample of items."""
     found = [_described(name, value) for name, value in _attributes(dataset, _DEEPEST)]
     return max(found, key=lambda one: one.nbytes, default=HeldObjects())
 

@@ -127,7 +127,7 @@ def _iterator_class(sizing: Sizing) -> Any:
 
 
 def _in_process(loader: BaseLoader[Any]) -> BaseDataLoaderIter:
-    """Return an iterator that makes its batches in this process. It counts only if metrics or a diagnosis need it."""
+    """Return an iterator that makes its batches in this process. It is measured only for metrics or a diagnosis."""
     from dpex.engine.in_process import in_process_kind
 
     runtime, metrics = loader._runtime, _exported(loader)
@@ -192,7 +192,7 @@ def _cache_bytes_of(dataset: Any) -> Callable[[], dict[str, Any]]:
 
 
 def diagnosis_source(loader: BaseLoader[Any]) -> DiagnosisSource:
-    """Return the counts of all iterators so far, and facts of the loader. It keeps no loader alive."""
+    """Return the counts of all iterators so far, and facts of the loader. The result keeps no loader alive."""
     from dpex.diagnose.diagnosis import DiagnosisSource
     from dpex.diagnose.facts import Subject
     from dpex.loader.held_objects import largest_container

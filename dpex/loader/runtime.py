@@ -197,7 +197,7 @@ class LoaderRuntime:
             warn(f"distribute_mode='auto': {error}. Local workers make the batches of this loader")
 
     def close(self) -> None:
-        """End all iterators and the export of metrics, and release the cluster. All may start again. Idempotent."""
+        """End all iterators and the export of metrics, and release the cluster, until the next pass. Idempotent."""
         for iterator in list(self.iterators):
             iterator._shutdown_workers()
         registration, self._registration = self._registration, None

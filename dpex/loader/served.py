@@ -53,7 +53,7 @@ class StandIn(Generic[Behind]):
         self.made_for: object = made_for
 
     def is_of(self, loader: DataLoader[Any]) -> bool:
-        """Return False if ``loader`` has this only because it copied the attributes of the served loader."""
+        """Return False if ``loader`` has this stand-in only because it copied the attributes of the served loader."""
         return self._loader() is loader
 
     @property

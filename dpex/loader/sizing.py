@@ -56,7 +56,7 @@ def given_prefetch(of_torchs: int | None) -> int | None:
 
 
 class Sizing:
-    """The settings of one loader, whose attributes it reads.
+    """The settings of one loader, found from the loader's attributes.
 
     Attributes:
         is_split: Some workers read streams, others decode.
@@ -95,7 +95,7 @@ class Sizing:
         return self._loader.seeding == "worker" or self.is_iterable
 
     def check_recordable(self, path: str | Path) -> None:
-        """Raise OptionError if the loader has no dpex workers, which alone can record a timeline."""
+        """Raise OptionError if the loader has no workers of dpex, because only these can record a timeline."""
         if self._workers == 0 or self.why_torch is not None or self.is_piped:
             raise OptionError(
                 f"timeline({str(path)!r}): this loader has no workers of dpex's own, so there is nothing to record; "
@@ -199,7 +199,7 @@ class Sizing:
         config = self._loader.autotune or AutotuneConfig()
         known = start_of(config)
         if known is not None:
-            # measurements would not show that a larger number is too many, so the tuner would keep it
+            # the tuner would keep a number above this limit, because no measurement shows that it is too large
             most = max(config.max_waiting, int(rank_cpus()))
             begin = replace(known.settings, local=min(most, known.local))
             begin = begin if is_ray_connected() else replace(begin, local=begin.local or 1, remote=0)

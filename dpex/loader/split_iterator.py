@@ -52,7 +52,7 @@ class SplitDataLoaderIter(_DpexDataLoaderIter):
         self._reader = _DpexDataLoaderIter(_reading(loader), make_pool, readers, resume=_read_part(resume))
         self._goes_on = resume
         super().__init__(_decoding(loader, int(self._reader._base_seed)), make_pool, settings, *others, **options)
-        self._dataset_kind = DatasetKind.Iterable  # then `__next__` warns of more samples than `len`, as torch's
+        self._dataset_kind = DatasetKind.Iterable  # so `__next__` warns of more samples than `len`, as in torch
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if first_iter:
@@ -101,7 +101,7 @@ def _reading(loader: Any) -> _LoaderView:
 
 
 def _decoding(loader: Any, base_seed: int) -> _LoaderView:
-    """``base_seed``: The reading iterator's. A second draw from the loader's generator would differ from torch."""
+    """``base_seed`` is the reading iterator's, because torch draws only one base seed from the loader's generator."""
     budget = loader.worker_config.memory_budget
     return _LoaderView(
         loader,

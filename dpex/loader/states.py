@@ -1,6 +1,6 @@
 """States of a loader: `state_dict` and `load_state_dict` of `dpex.DpexDataLoader`.
 
-A state records the dataset, batch size, order and seeds of its loader. A loader that differs raises `StateError`.
+A state records the dataset, batch size, order and seeds of its loader. A loader that differs refuses it (`StateError`).
 
 A state consists of dicts and lists of numbers, strings and tensors, which `torch.save` and
 ``torch.load(weights_only=True)`` accept. `dpex.worker.states` reads random states as such values. States that a dataset
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 VERSION = 1
 """The version of written states, and the version that `resume_from` reads."""
 _INDEX, _LEFT_OUT = "index", "left_out"
-"""Keys of the dict that represents a `LeavingOut`, an index of which some samples are not loaded."""
+"""Keys of the dict that represents a `LeavingOut`: an index, and the samples in it that are not loaded."""
 
 
 def state_of(loader: BaseLoader[Any]) -> dict[str, Any]:
@@ -76,12 +76,12 @@ def resume_from(loader: BaseLoader[Any], state_dict: Mapping[str, Any]) -> None:
     check_identity(state_dict["of"], loader)
     state = copy.deepcopy(dict(state_dict))
     try:
-        # torch's sampler of a stream gives this index for each batch
+        # for a stream, torch's sampler yields this second argument as the index of each batch
         resume = pass_of(state, None if loader.batch_size is None else [None] * loader.batch_size)
     except Exception as error:  # the libraries' generators refuse states in many ways
         raise StateError(f"the state cannot be read: {error!r}; load one that state_dict() returned") from error
     _forget_passes(loader)
-    if resume.has_finished:  # the training loop may have called `set_epoch` for the next epoch
+    if resume.has_finished:  # `only_later` keeps an epoch that the training loop has set already
         resume.start.apply_epochs(loader._index_sampler, only_later=True)
     loader._runtime.loaded, loader._runtime.resume = state, resume
     loader._runtime.ask_states()
@@ -126,7 +126,7 @@ _WORDS = {
     ),
     "ranks": (
         "a part of the stream for {0}",
-        "resume a stream on the same number of ranks, as it reads by their number",
+        "resume a stream on the same number of ranks, because each rank's part depends on it",
     ),
     "drop_last": ("drop_last={0}", "give it the same"),
     "sampler": ("the sampler {0}", "give it the same kind of sampler"),
@@ -313,5 +313,5 @@ def _start_of(values: Mapping[str, Any]) -> SamplerStart:
     start = SamplerStart(**values)
     check_global_states(start.shared)
     if not all(isinstance(state, torch.Tensor) for state in start.generators.values()):
-        raise TypeError("the state of a generator of torch's is a tensor")
+        raise TypeError("the state of a torch generator must be a tensor")
     return start

@@ -8,7 +8,7 @@ Each worker iterates an iterable dataset for itself, and its samples may depend 
   URLs among the ranks, the number is the URLs over the ranks, rounded down.
 - It is at most `AutotuneConfig.max_streams`. Without that, it is at most `STREAMS`, or one for each CPU of this rank if
   that is more (the CPUs that the process may use, shared among the ranks of this machine). Ranks on machines with
-  different CPUs above `STREAMS` then choose different numbers.
+  different numbers of CPUs, above `STREAMS`, then choose different numbers of streams.
 - It is one for a dataset that names no shards, because more streams might repeat its samples. `iter()` then warns.
 """
 

@@ -3,8 +3,8 @@
 Accelerate and Ray Train build a plain `DataLoader` from the user's loader, and lose dpex's options. The warning comes
 once in a process, when such a loader is deleted, or at exit unless an exception ended the process.
 
-A loader counts as used if it was iterated, copied, or given as ``like=`` to `dpex.serve`. It also counts as used if,
-during its life, another one is made with its dataset and its options, as Lightning and Fabric do.
+A loader counts as used if it was iterated, copied, or given as ``like=`` to `dpex.serve`. It also counts as used if
+another loader with its dataset and its options is made during its life, as Lightning and Fabric do.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def warn_if_unused(loader: BaseLoader[Any]) -> None:
     ending = weakref.finalize(loader, _warn_of_unused, id(loader), os.getpid(), kind, *user_line())
     ending.atexit = False
     _watched[id(loader)] = ending
-    if is_first("the exit is watched"):  # after `finalize` registered its exit handler, so that ours runs first
+    if is_first("the exit is watched"):  # registered after `finalize`'s exit handler, so it runs before that
         atexit.register(_warn_of_all_unused)
 
 
@@ -69,6 +69,6 @@ def _warn_of_unused(key: int, pid: int, kind: str, file: str, line: int) -> None
 
 
 def _warn_of_all_unused() -> None:
-    if not hasattr(sys, "last_value"):  # the traceback of an exception is to stand last
+    if not hasattr(sys, "last_value"):  # print nothing after the traceback of an exception
         for ending in list(_watched.values()):
             ending()

@@ -1,8 +1,8 @@
-"""The record of a batch's times, from the worker that makes it, and the sum over the batches of a pool. PURE.
+"""The times of a batch, which its worker records, and their sums over the batches of a pool. PURE.
 
-A worker fills in a `BatchTimes` and sends it with the batch. `PoolTimes` adds the records of a pool up, and
-`dpex.measure.pool_reading` has the sums. To count something else per batch, add a field to `BatchTimes` and a counter
-of the same name to `PoolReading`, and set it where the worker measures it (`dpex.worker.fetch`).
+A worker fills in a `BatchTimes` and sends it with the batch. `PoolTimes` adds up the records of a pool, and
+`dpex.measure.pool_reading` declares the sums. To count something else per batch, add a field to `BatchTimes` and a
+counter of the same name to `PoolReading`, and set the field in the worker (`dpex.worker.fetch`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from dpex.measure.pool_reading import LINK, STEP_BUCKETS, CallSums, PoolReading
 
 CallRow = tuple[str, int, float, float, int]
-"""A call: its path, and the fields of `CallSums` in their order."""
+"""The path of a call, and the values of the fields of `CallSums` in their order."""
 WITHIN = " > "
 """Joins the names of a path: "a > b" is the call of b in a. The first name is `LOAD` or `COLLATE`."""
 LOAD, COLLATE = "load", "collate"
@@ -68,7 +68,7 @@ class BatchTimes(NamedTuple):
 
 
 batch_times: Callable[[tuple[Any, ...]], BatchTimes] = partial(tuple.__new__, BatchTimes)
-"""Return the `BatchTimes` of a plain tuple with all its fields, in a third of the time that the class takes."""
+"""Return a `BatchTimes` with the values of a plain tuple. Calling the class takes three times as long."""
 NO_TIMES = BatchTimes()
 
 
@@ -83,7 +83,7 @@ class CacheUse:
         self.saved_s: float = 0.0
 
     def take(self) -> tuple[int, int, float]:
-        """Return the hits, the misses and the seconds saved since the last call, as `BatchTimes` has them."""
+        """Return the hits, the misses and the saved seconds since the last call, in the order of `BatchTimes`."""
         if not self.hits and not self.misses:
             return _NO_USE
         found = self.hits, self.misses, self.saved_s
@@ -118,22 +118,22 @@ exec(_PACKING, _packing)
 loaded_times: Callable[..., BatchTimes] = _packing["loaded_times"]
 """Return the times of a loaded batch, from its `_LOADED` fields by name.
 
-This function is generated from the declared order of the fields, so that no two stages can be swapped. Calling the
-class with names takes three times as long.
+This function is generated from the declared order of the fields, so that no two stages can be swapped. It takes a third
+of the time of calling the class with names.
 """
 encoded_times: Callable[..., tuple[Any, ...]] = _packing["encoded_times"]
-"""Return the times of a batch that was encoded, as a plain tuple, which `marshal` takes.
+"""Return the times of an encoded batch, as a plain tuple, because `marshal` refuses a `BatchTimes`.
 
 Arguments by name: wall seconds for encoding, CPU seconds for the whole batch, bytes of its buffers, and the time at
-which it was encoded. Generated as `loaded_times` is.
+which encoding ended. This function is generated like `loaded_times`.
 """
 
 
 # -- sums over a pool --------------------------------------------------------------------------------------------------
 
 RECENT = 64
-"""Maximum single batch times that the tuner uses from a window. Also the number of records that are added up together,
-which is cheaper."""
+"""Maximum number of single batch times that the tuner uses from a window. `PoolTimes` also adds up this many records at
+a time, because adding them one by one costs more."""
 KEPT = 256
 """Number of the latest batches whose wall seconds are kept one by one. Their median is accurate to 3 percentiles."""
 SUMMED = tuple(name for name in BatchTimes._fields if name in PoolReading.declared() and name != "calls")
@@ -149,11 +149,11 @@ _NO_CALLS = CallSums()
 class PoolTimes:
     """Sums over the batches that a worker pool, or the training process, has made.
 
-    The thread that receives batches counts them, and any thread may read. A reader gets the fields of `SUMMED` for the
+    The thread that receives batches counts them, and any thread may read. All fields of `SUMMED` in a reading cover the
     same batches. All other counts may lack the batch that is being counted.
 
     Attributes:
-        shared: Batches in ``tickets`` that were made for another training.
+        shared: Those of the counted batches that were made for another training.
         services_s: Wall seconds of the latest `KEPT` batches.
         services: Histogram of wall seconds (`STEP_BUCKETS`).
         calls: Timed calls by path.
@@ -171,7 +171,7 @@ class PoolTimes:
         self.calls: dict[str, CallSums] = {}
         self.nodes: dict[str, PoolReading] = {}
         self._latest: tuple[tuple[Any, ...], list[BatchTimes]] = _NOTHING, []
-        """Sums, and the records that are not in them yet; replaced together."""
+        """The sums, and the records that the sums do not contain yet. One assignment replaces both."""
 
     def count(self, times: BatchTimes) -> None:
         latest = self._latest[1]
@@ -203,7 +203,7 @@ class PoolTimes:
         return int(self._added()[-2])
 
     def reading(self, **others: Any) -> PoolReading:
-        """Return the sums, completed by the fields that the pool counts."""
+        """Return the sums, completed by ``others``, the fields that the pool itself counts."""
         sums: dict[str, Any] = dict(zip((*_ADDED, "tickets"), self._added(), strict=True))
         del sums["nbytes"]
         sums["encode_cpu_s"] = max(0.0, sums["encode_cpu_s"])
@@ -224,9 +224,9 @@ class PoolTimes:
 
 
 def made_on_node(batches: Sequence[BatchTimes], delay: float | None) -> PoolReading:
-    """Return the counts that some batches add to the reading of their machine.
+    """Return the counts that ``batches`` add to the reading of the machine that made them.
 
-    ``delay``: seconds on run queues for each second on a CPU; None: not known.
+    ``delay``: seconds on run queues for each second on a CPU; None if unknown.
     """
     columns = [sum(getattr(times, name) for times in batches) for name in SUMMED]
     made = PoolReading(tickets=len(batches), **dict(zip(SUMMED, columns, strict=True)))

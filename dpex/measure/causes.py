@@ -1,8 +1,8 @@
 """The causes of a wait and all other verdicts, each declared once with its measurement, text and remedy. PURE.
 
 `dpex.measure.consumer_time` gives each second of the wait a name of `TIMED` when it is measured: the stage of a batch,
-the order, the start, or the work of ``next()``. The causes in `WAITS` take seconds of these names in their order, each
-from the seconds that are left. The last cause takes the rest. So the seconds add up to the wait.
+delivery in order, the start, or the work of ``next()``. Then each cause in `WAITS`, one after the other, takes its part
+of the seconds that are left. The last cause takes the rest, so the seconds add up to the wait.
 
 Sums over many waits correct the names of single waits:
 
@@ -13,8 +13,8 @@ Sums over many waits correct the names of single waits:
 
 3. While workers are idle and nothing is ready, too few batches may be in flight.
 
-4. Batches that take less than `TINY_S` to make cost more to dispatch and receive than to make. The stages then account
-   for the share of the time in which workers were busy. The rest is dispatch.
+4. Dispatching and receiving is a large part of the cost of batches that workers make in less than `TINY_S`. Of waits
+   for such batches, stages get only the share of the time in which workers were busy. The rest is dispatch.
 
 5. Time of the training thread on a run queue, while it draws or dispatches, is a lack of CPUs.
 
@@ -38,15 +38,15 @@ TIMED = (
     *("read", "transform", "collate", "encode", "transit", "h2d", "straggler", "startup"),
     *("sampler", "dispatch", "unknown", "stream"),
 )
-"""All names of a wait: the keys of `Reading.causes`, and the label of the metric, in this order."""
+"""All names of seconds of the wait, in this order: the keys of `Reading.causes`, and the metric's label values."""
 READ, TRANSFORM, COLLATE, ENCODE, TRANSIT, H2D, STRAGGLER, STARTUP, SAMPLER, DISPATCH, UNKNOWN, STREAM = range(
     len(TIMED)
 )
-"""Their numbers, by which they are timed. Counting by name takes 0.1 µs more per batch."""
+"""Indices in `TIMED`. Waits are counted by index, because counting by name takes 0.1 µs more per batch."""
 STAGE_CAUSES = TIMED[: TRANSIT + 1]
 """Names of waits for a stage of the awaited batch."""
 TAKING_IN = "taking batches in"
-"""The name of seconds of `Reading.transfer_s`."""
+"""The name of the seconds in `Reading.transfer_s`."""
 PLACES = {
     **dict.fromkeys(("read", "transform"), "the dataset"),
     "collate": "the collate function",
@@ -56,14 +56,14 @@ PLACES = {
     "stream": "the stream",
     TAKING_IN: TAKING_IN,
 }
-"""The place of the work by the name of its seconds. Times of workers that decode do not contain "stream"."""
+"""The place of the work, by the name of its seconds. Workers that decode do not count "stream" in their times."""
 Seconds = Mapping[str, float]
-"""Seconds by the names of `TIMED`, and `TAKING_IN`."""
+"""Seconds by name, with the names of `TIMED` and `TAKING_IN`."""
 Rule = Callable[[Reading, Seconds], Seconds]
 """Returns the seconds that a cause takes from the remaining seconds."""
 TINY_S = 0.0005
-"""Seconds. Dispatching and receiving a batch costs some 50 to 100 µs (README.md has figures), a tenth to a fifth of
-this time."""
+"""A batch is tiny if a worker makes it in fewer seconds. Dispatching and receiving a batch costs some 50 to 100 µs
+(README.md has figures), a tenth to a fifth of this time."""
 _AT_HAND = 4.0
 """Maximum growth of the prefetch, as a factor, that a larger ``memory_budget`` may reasonably allow."""
 
@@ -81,11 +81,11 @@ class Cause:
         advice: The remedy.
         colour: The CSS colour.
         takes: The rules that give it its seconds, in order; () for a verdict without seconds.
-        cheaper: The prediction of cheaper work: its kind, the change in words, and the share of seconds that it saves.
-        is_own: True for the training thread's own work in ``next()``, timed there. The key names its seconds.
+        cheaper: A prediction of cheaper work: its kind, the change in words, and the share of seconds that is saved.
+        is_own: True for the training thread's own work in ``next()``. ``key`` is also the name of its seconds.
         is_loop: True for time of the training thread, which more workers do not shorten.
         is_order: True for waits due to delivery in order, which a larger prefetch avoids.
-        is_apart: True if it does not count when dpex decides whether loading is the limit.
+        is_apart: True if its seconds do not count when dpex decides whether loading is the limit.
         is_making: True for the time of making batches, which the times of single calls can explain.
         has_places: True if its seconds are reported by place.
     """
@@ -108,7 +108,7 @@ class Cause:
 
 
 def is_tiny(reading: Reading) -> bool:
-    """Return True if the mean batch takes workers less than `TINY_S`."""
+    """Return True if a worker takes less than `TINY_S` for the mean batch."""
     return reading.workers > 0 and reading.tickets > 0 and reading.busy_s / reading.tickets < TINY_S
 
 
@@ -120,19 +120,19 @@ def _all_of(*names: str) -> Rule:
 
 
 def _part_of(left: Seconds, names: tuple[str, ...], seconds: float) -> Seconds:
-    """Take ``seconds`` from these names together, in proportion to their seconds."""
+    """Take ``seconds`` in all from ``names``, in proportion to the seconds that each name has left."""
     total = sum(left[name] for name in names)
     part = min(1.0, seconds / total) if total > 0 else 0.0
     return {name: part * left[name] for name in names}
 
 
 def _behind_one(reading: Reading) -> float:
-    """Return N / (N - 1) for N batches at the same time, because the worker that makes the late batch is never idle."""
+    """Return N / (N - 1) for N batches at once. One worker makes the late batch, so at most (N - 1) / N of all idle."""
     return reading.at_once / (reading.at_once - 1) if reading.at_once > 1 else 0.0
 
 
 def _narrow(reading: Reading, left: Seconds) -> Seconds:
-    """Return waits while workers were idle because fewer batches may be in flight than they can make at once.
+    """Return waits while workers were idle because fewer batches may be in flight than all workers can make at once.
 
     Waits behind slow batches are included if ``memory_budget`` keeps the prefetch below what these batches need.
     """
@@ -158,7 +158,7 @@ def _crowded(reading: Reading, left: Seconds) -> Seconds:
 
 
 def _dispatch(reading: Reading, left: Seconds) -> Seconds:
-    """Return dispatching; for tiny batches also stages while workers were idle, taking in, and unknown seconds."""
+    """Return dispatching. If batches are tiny, add taking in, unknown seconds, and stages while workers were idle."""
     if not is_tiny(reading):
         return {"dispatch": left["dispatch"]}
     running_s = reading.workers * max(1e-9, reading.wall_s - reading.causes.get("startup", 0.0))
@@ -168,7 +168,7 @@ def _dispatch(reading: Reading, left: Seconds) -> Seconds:
 
 
 def _computing(reading: Reading, left: Seconds) -> Seconds:
-    """CPU time of the dataset, of the collate function, and of readers whose samples other workers decode."""
+    """Return the CPU time of the dataset, of the collate function, and of readers whose samples others decode."""
     wall_s, cpu_s = (
         sum(getattr(pool, name) for pool in reading.pools.values()) for name in ("collate_s", "collate_cpu_s")
     )
@@ -180,7 +180,7 @@ def _computing(reading: Reading, left: Seconds) -> Seconds:
 
 
 def _queueing(reading: Reading, left: Seconds) -> Seconds:
-    """Return the waits of the workers for a CPU, as a part of their time beyond CPU time."""
+    """Return the part of loading and of collating, beyond CPU time, that workers spent on run queues."""
     load, collate = reading.queueing_parts
     return {"read": left["read"] * load, "collate": left["collate"] * collate}
 
@@ -341,7 +341,7 @@ CAUSES = {one.key: one for one in (STEP, *WAITS, MIXED, TOO_EARLY)}
 """All verdicts by key."""
 HELD = Cause(key="held", title=CAUSES["crowding"].title, part="the step waiting for a CPU", colour="#9a5a44")
 OWN = tuple(cause.key for cause in WAITS if cause.is_own)
-"""Names of the training thread's work in ``next()`` beside making batches and taking them in."""
+"""Names of the training thread's work in ``next()``, except making batches and taking batches in."""
 
 
 def by_stage(times: BatchTimes | PoolReading) -> tuple[float, float, float, float, float]:
@@ -387,7 +387,7 @@ class LostTime:
 
 
 def losses(reading: Reading) -> LostTime:
-    """Attribute the wait; see the module."""
+    """Attribute the wait to causes, as the module describes."""
     left, queued_s = _measured(reading), 0.0
     taken: dict[str, dict[str, float]] = {cause.key: {} for cause in WAITS}
     for key, rule in ((cause.key, rule) for cause in WAITS for rule in cause.takes):
@@ -404,7 +404,7 @@ def losses(reading: Reading) -> LostTime:
 
 
 def _measured(reading: Reading) -> Seconds:
-    """Return the wait by name. Waits behind a slow batch belong to the stages as far as all workers were busy."""
+    """Return the wait by name. "straggler" keeps only the part with other workers idle; the stages get the rest."""
     found = {**dict.fromkeys(TIMED, 0.0), **reading.causes}
     order_s = min(found["straggler"], reading.head_idle_s * _behind_one(reading))
     rest_s, found["straggler"] = found["straggler"] - order_s, order_s

@@ -1,10 +1,10 @@
-"""Count the time of the consumer, the training loop, in ``next()`` by cause, and between two calls.
+"""Count the time of the consumer (the training loop): in ``next()`` by cause, and between two calls of ``next()``.
 
-The consumer's thread writes and any other may read. The first call of a pass is counted apart, because its time belongs
-to the start and not to the work. Every second of waiting gets one cause, by these rules:
+The consumer's thread writes and any thread may read. The first call of a pass is counted apart, because its time
+belongs to the start and not to the work. Every second of waiting gets one cause, by these rules:
 
 1. The first call of a pass, and any wait while no worker runs: `STARTUP`.
-2. Blocked while later batches are ready and the next one in turn is not: `STRAGGLER`.
+2. Blocked while later batches are ready and the next batch in order is not: `STRAGGLER`.
 3. Blocked until a batch is in page-locked memory: `H2D`. Blocked until readers have the samples of a batch that other
    workers decode: `STREAM`.
 4. Blocked otherwise: split among the stages of the awaited batch, in proportion to their times. While workers are never
@@ -16,8 +16,8 @@ to the start and not to the work. Every second of waiting gets one cause, by the
    `DISPATCH`.
 7. All other seconds, such as the time of errors: `UNKNOWN`.
 
-Getting the samples, ``dataset[i]``, is one stage to dpex. The CPU seconds in it count as `TRANSFORM`, the rest as
-`READ`: reading waits, computing does not. So a dataset that decodes as it reads shows both, and a machine with more
+Getting the samples, ``dataset[i]``, is one stage to dpex. Its CPU seconds count as `TRANSFORM` and the rest as `READ`,
+because reading waits and computing does not. So a dataset that decodes as it reads shows both, and a machine with more
 workers than processors shows some of its transform as read.
 """
 
@@ -45,21 +45,21 @@ from dpex.measure.reading import WAIT_BUCKETS
 from dpex.measure.sampling import WaitLog
 
 NONE_YET = -1
-"""The cause of a wait until the awaited batch has arrived, which determines the cause."""
+"""The cause of a wait whose batch has not arrived yet. The times of that batch will determine the cause."""
 LONG_S = 0.5
-"""When waits without a cause exceed this many seconds, they get the cause of the latest batch, so that the counts keep
+"""Maximum seconds of waits without a cause. Longer waits get the causes of the latest batch, so that the counts keep
 up."""
 UNENDED_S, UNENDED_STEPS = 1.0, 10.0
-"""A step that has not ended counts for at most `UNENDED_S` seconds, or `UNENDED_STEPS` mean steps if that is longer. A
-loop that breaks a pass off may do something else meanwhile, such as a validation."""
+"""A step that has not ended counts for at most `UNENDED_S` seconds, or `UNENDED_STEPS` mean steps if that is longer,
+because a loop that has broken off a pass may be doing something else, such as a validation."""
 QUEUE_ASKED_S = 0.005
-"""Reading the run-queue time takes up to 10 µs, so it is read only in calls of ``next()`` after longer steps."""
+"""Minimum seconds of a step after which ``next()`` reads the run-queue time, because reading takes up to 10 µs."""
 PAUSE_S = 0.0001
-"""Seconds between two tries. A writer that was preempted during a change needs the CPU to finish it."""
+"""Seconds between two tries of a reader. A writer that was preempted during a change needs the CPU to finish it."""
 MOST_TRIES = 4000
-"""Maximum tries of a reader, about half a second. A busy machine may suspend the writer for tens of milliseconds. A
-longer change was abandoned: an exception in a signal handler ended it, or the reader is such a handler itself. Tries
-are counted and not seconds, because tests of users may stop the clock."""
+"""Maximum tries of a reader, about half a second. A busy machine may suspend the writer for tens of milliseconds. If a
+change takes longer, an exception in a signal handler has ended it, or the reader is a signal handler that interrupted
+it. Tries are counted and not seconds, because users' tests may stop the clock."""
 
 T = TypeVar("T")
 
@@ -80,9 +80,9 @@ class Seqlock:
     """A sequence lock: a single thread writes several values, and any thread reads a consistent set of them.
 
     The writer never waits. It calls `begin_change` and `end_change` around each change. `read` repeats until no change
-    overlaps.
+    overlaps the reading.
 
-    ``changes`` is odd during a change. A writer that cannot afford two calls makes their assignments itself.
+    ``changes`` is odd during a change. A writer that cannot afford the two calls makes their assignments itself.
     """
 
     __slots__ = ("_given_up", "changes")
@@ -116,17 +116,17 @@ class Seqlock:
 class Tally:
     """Sums of the consumer's seconds, and the causes of its waits.
 
-    `enter` and `leave` run for each batch, so they change ``seqlock`` in place and call no function for it.
+    `enter` and `leave` run for each batch, so they set ``seqlock.changes`` themselves instead of calling its methods.
 
     Attributes:
-        entered_at, blocked_at, returned_at: Start of the present stay in ``next()``, wait, or step; 0 without one.
+        entered_at, blocked_at, returned_at: Start of the present call of ``next()``, wait, and step; 0 if none.
         starting: True in the first call of a pass.
         stepped: Count of ended steps; ``work_s`` holds their seconds.
         cause: Cause of the present wait.
         named_s: Seconds of the present call that have a cause.
         pending_s: Part of ``named_s`` whose cause follows from the awaited batch.
         causes: Seconds by cause.
-        waits: Histogram of waits, if ``detailed``; so is ``steps``.
+        waits, steps: Histograms of waits and of steps, counted only if ``detailed``.
         idle_ratio: Share of the workers that were idle when the present wait began. A worker that makes several batches
             at the same time counts by its free lanes.
         head_idle_s, other_idle_s: See `Reading`.
@@ -211,7 +211,7 @@ class Tally:
         seqlock.changes = (seqlock.changes | 1) + 1
 
     def leave(self, opened_s: float | None, now: float, *, over: bool) -> None:
-        """End the call at ``now``, or the pass if ``over``. Opening its batch took ``opened_s``; None: no batch."""
+        """End the call at ``now``; ``over``: and the pass. ``opened_s``: Seconds to open its batch; None: no batch."""
         seqlock = self.seqlock
         seqlock.changes |= 1
         inside_s, waited_s = now - self.entered_at, 0.0
@@ -300,8 +300,8 @@ class Tally:
     def busy(self, cause: int, began: float, ended: float) -> None:
         """Count seconds in which the consumer drew from the sampler or handed out work.
 
-        Another thread may have done that work. It is not counted if the consumer was outside ``next()``, or waited
-        there, because it then took none of the consumer's time.
+        Another thread may have done that work. Work while the consumer was outside ``next()``, or waited there, is not
+        counted, because such work took none of the consumer's time.
         """
         if 0.0 < self.entered_at <= began and not self.blocked_at and not self.starting:
             seconds = ended - began
@@ -326,7 +326,7 @@ class Tally:
         return 0.0 if self.entered_at or not returned_at else max(0.0, now - returned_at)
 
     def _unended_s(self, now: float) -> float:
-        """Return the seconds of the present step that count before it has ended."""
+        """Return the seconds of the present step that count before the step has ended."""
         return min(self.away_s(now), max(UNENDED_S, UNENDED_STEPS * self.work_s / max(1, self.batches)))
 
     def counts(self, now: float) -> dict[str, Any]:

@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 class LastReading(Generic[T]):
-    """The present value of a source, and its last value once it has ended.
+    """The present value of a source, and the last value once the source has ended.
 
-    `freeze` takes no lock, as a garbage collection may call it anywhere.
+    `freeze` takes no lock, because the garbage collector may call it at any point.
     """
 
     def __init__(self, read: Callable[[], T]) -> None:
@@ -26,9 +26,9 @@ class LastReading(Generic[T]):
         self._last: list[T] = []
 
     def freeze(self, last: T | None = None) -> None:
-        """Keep the present value, or ``last`` if the source cannot be read any more; let go of the source.
+        """Keep the present value, or ``last`` if given, and drop the reference to the source. Idempotent.
 
-        Idempotent.
+        Give ``last`` if the source cannot be read any more.
         """
         read = self._read
         if read is not None:
@@ -49,7 +49,7 @@ E = TypeVar("E", bound=LastReading[Reading])
 
 
 class Ledger(Generic[E]):
-    """The counts of several iterators together. ``join`` adds two, as `Reading.plus` or `Reading.then`."""
+    """The counts of several iterators together. ``join`` adds two readings: `Reading.plus` or `Reading.then`."""
 
     def __init__(self, join: Callable[[Reading, Reading], Reading]) -> None:
         self._join = join

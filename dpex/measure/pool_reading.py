@@ -13,7 +13,7 @@ from dpex.measure.readable import duration
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, level, state
 
 SERVICES_KEPT = 1024
-"""Maximum number of single batches whose times the sum of several iterators keeps. It keeps the latest."""
+"""Maximum number of single batch times in the sum of several iterators, which keeps the latest ones."""
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 """Upper bounds of the histograms of steps, and of batches in workers, seconds."""
 STAGES = ("load", "collate", "encode")
@@ -22,13 +22,13 @@ LINK: Mapping[str, Callable[[Iterable[Any]], Any]] = {
     **dict.fromkeys(("links", "sent_bytes", "resent_bytes", "sending_s"), sum),
     "round_trip_s": max,
 }
-"""Fields about the network between the cluster's machines and this one, and the functions that join several machines.
-"""
+"""Fields about the network between the cluster's machines and this one, and the functions that join the values of
+several machines."""
 MOST_QUEUED = 0.9
 """The largest share of a time that can be queueing for a CPU, because both are measured with errors. Without this limit
 the law's mean regret in 60 simulated worlds was 2.4 % instead of 2.1 %."""
 _KNOWN = 0.5
-"""Minimum share of the work whose time on run queues must be known, so that this share stands for all of the work."""
+"""The queueing of more than this share of the busy time must be known before it is scaled to all of the busy time."""
 _WALL, _CPU = "dpex_worker_seconds_total", "dpex_worker_cpu_seconds_total"
 
 
@@ -43,7 +43,7 @@ class CallSums(Record):
 
     calls: int = counter("Calls.")
     wall_s: float = counter("Wall seconds in these calls, without the calls within.", "seconds")
-    cpu_s: float = counter("Seconds of that in which the thread had a CPU.", "seconds")
+    cpu_s: float = counter("Seconds of ``wall_s`` in which the thread had a CPU.", "seconds")
     drawing: int = counter("Batches in which the function itself drew random numbers.")
 
 
@@ -51,11 +51,11 @@ class CallSums(Record):
 class PoolReading(Record):
     """A worker pool, the training process ("inline"), or a machine of the cluster: the values of `LoaderStats.pools`.
 
-    Counts and times are sums over the batches that it has made. The remote machine's TCP counts the link's traffic.
+    Counts and times are sums over the batches made there. The TCP of a remote machine counts the traffic of its link.
     `declared()` gives the meaning of each field.
     """
 
-    links: int = level("Machines with a connection of their own, which measure it.")
+    links: int = level("Machines that have a connection of their own and measure it.")
     sent_bytes: int = counter(
         "Bytes that machines of the cluster sent and that arrived here.",
         "bytes",
@@ -75,7 +75,7 @@ class PoolReading(Record):
         how_to_read="Near one second per second and machine, the network is the limit of remote workers.",
     )
     round_trip_s: float = state(
-        "Round trip to a machine while no data queue; the longest of all machines.",
+        "Round trip to a machine while no data is queued; the longest of all machines.",
         "seconds",
         default=0.0,
         metric="dpex_network_round_trip_seconds",
@@ -118,7 +118,7 @@ class PoolReading(Record):
         how_to_read="All of the first epoch. If it rises after that, the cache is full: the log says how much fits.",
     )
     cache_saved_s: float = counter(
-        "Seconds that preparing the samples of all hits would have taken, less those that reading them took.",
+        "Seconds to prepare the samples of all hits, less the seconds to read them from the cache.",
         "seconds",
         metric="dpex_cache_saved_seconds_total",
         how_to_read="Its rate is the number of workers that the cache replaces.",
@@ -129,7 +129,7 @@ class PoolReading(Record):
         how_to_read="Above dpex_workers_running for long: the machine or the cluster does not give them.",
     )
     requested: int = level(
-        "Workers asked of the system, those running included.",
+        "Workers requested from the system, including running ones.",
         metric="dpex_workers_requested",
         how_to_read="Above dpex_workers_running: they are starting, or wait for a place on the cluster.",
     )
@@ -139,12 +139,12 @@ class PoolReading(Record):
         how_to_read="Workers that exist now. It follows dpex_workers_wanted.",
     )
     in_flight: int = level(
-        "Batches that are with workers, being made or waiting for their turn there.",
+        "Batches that were sent to workers and are not finished.",
         metric="dpex_in_flight_batches",
-        how_to_read="Below dpex_workers_running some workers have nothing to do: look further ahead, or have fewer.",
+        how_to_read="Below dpex_workers_running some workers have nothing to do: raise the prefetch, or use fewer.",
     )
     nodes_excluded: int = level(
-        "Nodes of the cluster that get no workers for a while, as they failed repeatedly.",
+        "Nodes of the cluster that get no workers for a while, because they failed repeatedly.",
         metric="dpex_nodes_excluded",
         how_to_read="Other nodes make their batches. Each is tried again later; the log says why it failed.",
     )
@@ -189,7 +189,7 @@ class PoolReading(Record):
     )
 
     def since(self, earlier: PoolReading) -> PoolReading:
-        """See `Record.since`. ``services_s`` keeps only batches made since then."""
+        """See `Record.since`. ``services_s`` keeps only the batches made since ``earlier``."""
         found = super().since(earlier)
         new = self.services_s[-found.tickets :] if found.tickets else ()
         return replace(found, services_s=new)
@@ -208,14 +208,14 @@ class PoolReading(Record):
     def queueing_s(self) -> float | None:
         """Seconds on run queues, in which the workers could have run and had no CPU.
 
-        A report of the kernel on at least half of the work is scaled to all of the work. None: The report covers less.
+        The kernel's report is scaled to all of the work. None: The report covers at most half of the work.
         """
         is_known = self.queue_known_s > _KNOWN * self.busy_s
         return self.queued_s * self.busy_s / self.queue_known_s if is_known else None
 
     @property
     def bandwidth(self) -> float | None:
-        """Bytes per second while something was on its way, None if nothing was."""
+        """Bytes per second while data was on its way; None if no data was."""
         return self.sent_bytes / self.sending_s if self.sending_s > 0 else None
 
     @property

@@ -1,8 +1,8 @@
 """Numbers as people read them, the same in all reports, decisions and messages. PURE.
 
-Three digits are shown, and all digits before the decimal point. A space separates a number from its unit. A prefix
-of bytes is a power of 1000 (k, M, G, T), or of 1024 with an i (Ki, Mi, Gi, Ti), as for Kubernetes. Clocks have errors,
-so a part may be measured as longer than the whole. Use `remainder` to subtract measured times.
+Numbers have three digits, or all digits before the decimal point if that is more. A space separates a number from its
+unit. A prefix of bytes is a power of 1000 (k, M, G, T), or of 1024 with an i (Ki, Mi, Gi, Ti), as in Kubernetes. Clocks
+have errors, so a part may be measured as longer than the whole. Use `remainder` to subtract measured times.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 _DECIMALS_BELOW = 0.0995
 """`fine_percent` shows smaller shares, which round to less than 10 %, with one decimal."""
 _WHOLE_FROM = 99.5
-"""Numbers from here on have three digits before the decimal point."""
+"""Numbers of at least this value are shown without decimals, because they have three digits before the point."""
 _NEXT_UNIT = 0.9995
-"""Numbers from here on are rounded to 1, and shown in the larger unit: "1 ms", not "1,000 µs"; "1 MB", not
-"1,000 kB"."""
+"""A value is shown in the largest unit in which it is at least this number, which is rounded to 1: "1 ms", not
+"1,000 µs"; "1 MB", not "1,000 kB"."""
 _PREFIXES = ("", "k", "M", "G", "T")
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<prefix>[kMGT]?)(?P<binary>i?)B?", re.IGNORECASE)
 """A number of bytes as people write it."""

@@ -17,7 +17,7 @@ from dpex.measure.sampling import FailedSample, SlowIndex, Waits, merged
 from dpex.measure.settings import INLINE, LOCAL, REMOTE, Settings
 
 Signal = Literal["wait", "events", "nvml"]
-"""By which clock loading is judged: the training loop's in ``next()``, CUDA events on the GPU's stream, or NVML."""
+"""The clock by which loading is judged: the training loop's in ``next()``, the GPU stream's CUDA events, or NVML."""
 FAILED_KEPT = 20
 """Maximum number of failed samples whose index and error are kept: the latest."""
 WAIT_BUCKETS = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -29,7 +29,7 @@ _FEED = "dpex_device_feed_seconds_total"
 def wait_ratio(next_s: float, work_s: float) -> float:
     """Return the wait: the share of its wall time that the training loop spends in ``next()``, 0 to 1.
 
-    ``next_s``: Seconds in ``next()``, the starts of passes included. ``work_s``: Seconds between two calls.
+    ``next_s``: Seconds in ``next()``, including the starts of passes. ``work_s``: Seconds between calls of ``next()``.
     """
     return next_s / (next_s + work_s) if next_s + work_s > 0 else 0.0
 
@@ -41,9 +41,9 @@ _NO_POOL = PoolReading()
 class Reading(Record):
     """All counts up to a moment, for one or several iterators. ``after.since(before)`` is a window.
 
-    The training loop's seconds are counted in two ways. By cause: a wait counts once its cause is known, and a long
-    unfinished step counts in part, because it may never end, so no metric shrinks. By the clock: all seconds count at
-    once, without causes and without the first call of each pass, so that windows miss none.
+    The training loop's seconds are counted in two ways. By cause: a wait counts once its cause is known. A long
+    unfinished step counts only in part, because it may never end and metrics must not shrink. By the clock: all seconds
+    count at once, without causes and without the first call of each pass, so that windows miss none.
     """
 
     at: float = latest("Time of the reading on the monotonic clock. In a window: seconds since the tuner's start.")
@@ -55,10 +55,10 @@ class Reading(Record):
         "Seconds in which the training loop was blocked in ``next()``, without the first call of each pass.", "seconds"
     )
     next_busy_s: float = counter(
-        "Seconds in which it was busy in ``next()``, without the first call of each pass.", "seconds"
+        "Seconds in which the training loop was busy in ``next()``, without the first call of each pass.", "seconds"
     )
-    stepping_s: float = counter("Seconds between two calls, all of the present step included.", "seconds")
-    step_count: int | None = counter("Steps that have ended: the next call of ``next()`` has begun.", default=None)
+    stepping_s: float = counter("Seconds between calls of ``next()``, including all of the present step.", "seconds")
+    step_count: int | None = counter("Steps that have ended, by the next call of ``next()``.", default=None)
     straggler_s: float = counter(
         "Blocked seconds in which later batches were ready and the next one was not.", "seconds"
     )
@@ -79,7 +79,7 @@ class Reading(Record):
     )
     kernel_seen_s: float = counter("Seconds for which NVML reported whether a kernel ran.", "seconds")
     supplied_s: float = counter(
-        "Seconds between two looks at the GPU, if batches were ready at the second look.", "seconds"
+        "Seconds between two readings of NVML, if batches were ready at the second reading.", "seconds"
     )
     kernel_supplied_s: float = counter("Supplied seconds in which a GPU ran some kernel.", "seconds")
     gpu_steps: int = counter("Steps of the GPU's stream, from a return of ``next()`` to the next entry.")
@@ -110,9 +110,9 @@ class Reading(Record):
     )
     work_s: float = counter("Seconds between two calls of ``next()``.", "seconds", metric=_LOOP, label="work")
     head_idle_s: float = counter(
-        "Waits with later batches ready, times the share of the workers that were idle.", "seconds"
+        "Seconds of wait while later batches were ready, times the idle share of the workers.", "seconds"
     )
-    other_idle_s: float = counter("All other waits, times the share of the workers that were idle.", "seconds")
+    other_idle_s: float = counter("Seconds of all other waits, times the idle share of the workers.", "seconds")
     loop_queued_s: float = counter(
         "Seconds inside ``next()`` in which the training thread could have run and had no CPU.", "seconds"
     )
@@ -147,33 +147,33 @@ class Reading(Record):
         how_to_read="Over dpex_samples_total: the share that SamplePolicy(max_errors=...) limits. The log names each.",
     )
     prefetch: int = level(
-        "Batches that may be drawn and not yet delivered, at most.",
+        "Maximum number of batches that are drawn and not yet delivered.",
         metric="dpex_prefetch_batches",
-        how_to_read="The capacity to compare dpex_ready_batches and dpex_in_flight_batches with.",
+        how_to_read="Compare dpex_ready_batches and dpex_in_flight_batches with this maximum.",
     )
-    is_capped: bool = state("Whether ``memory_budget`` keeps the prefetch smaller than it would be.", default=False)
+    is_capped: bool = state("Whether ``memory_budget`` reduces the prefetch.", default=False)
     batch_bytes: float = state("The mean size of a batch, 0 if unknown.", "bytes", default=0.0)
     trainer_cpu_s: float = counter("CPU seconds of the training process.", "seconds")
     trainer_queued_s: float | None = counter(
-        "Seconds in which its training thread could have run and had no CPU.", "seconds", default=None
+        "Seconds in which the training thread could have run and had no CPU.", "seconds", default=None
     )
     waits: tuple[int, ...] = histogram(
-        "Waiting time of one batch, the first of each epoch left out.",
+        "Wait of the training loop for one batch, without the first batch of each epoch.",
         WAIT_BUCKETS,
         metric="dpex_batch_wait_seconds",
-        how_to_read="A median near 0 with a long tail means stragglers; everything shifted up, too little throughput.",
+        how_to_read="A median near 0 with a long tail means stragglers. If all waits are long, throughput is too low.",
         total="waited_s",
     )
-    waited_s: float = counter("Seconds in these waits.", "seconds")
+    waited_s: float = counter("Sum of the waits in ``waits``.", "seconds")
     steps: tuple[int, ...] = histogram(
         "Time of the training loop between two batches, by the CPU's clock.",
         STEP_BUCKETS,
         metric="dpex_step_seconds",
-        how_to_read="A batch that takes no longer causes no wait. With a GPU the loop may run ahead of it.",
+        how_to_read="A batch that takes no longer than a step causes no wait. The loop may run ahead of a GPU.",
         total="stepped_s",
     )
     stepped_s: float = counter("Seconds in the steps that have ended.", "seconds")
-    delivered_at: float = latest("When the latest batch was delivered.")
+    delivered_at: float = latest("Time at which the latest batch was delivered.")
     errors: Mapping[str, int] = by_name(
         "Errors raised in the training loop, by kind.",
         metric="dpex_errors_total",
@@ -190,7 +190,7 @@ class Reading(Record):
         how_to_read="Rises where a machine or its link is slower than the others. The live page names the machine.",
     )
     ready: int = level(
-        "Batches that are made, were taken in and wait for the training loop.",
+        "Finished batches that were received and wait for the training loop.",
         metric="dpex_ready_batches",
         how_to_read="Near 0: workers are behind. Near dpex_prefetch_batches: the training loop is slower.",
     )
@@ -203,7 +203,7 @@ class Reading(Record):
         how_to_read="The cost of waiting: less than the loop's wait where queued kernels cover it.",
     )
     gpu_running_stall_s: float | None = counter(
-        "The same without the first batch of each epoch.", "seconds", default=None
+        "``gpu_stall_s`` without the first batch of each epoch.", "seconds", default=None
     )
     pools: Mapping[str, PoolReading] = by_name("Worker pools.", is_traced=True)
     cache_memory_bytes: int | None = state(
@@ -214,7 +214,7 @@ class Reading(Record):
         how_to_read="It grows in the first epoch and then stays. All loaders and trainings with this cache share it.",
     )
     cache_disk_bytes: int | None = state(
-        "Bytes of the disk in which it keeps samples.",
+        "Bytes of the disk in which `dpex.cached` keeps samples.",
         "bytes",
         default=None,
         metric="dpex_cache_disk_bytes",
@@ -228,7 +228,7 @@ class Reading(Record):
     )
     batch_waits: Waits = log("The wait for each of the latest batches.", Waits, Waits.then, Waits.since)  # noqa: RUF009
     others_s: float = counter("CPU seconds of other programs on the CPUs of this one.", "seconds")
-    others_over_s: float = counter("The wall seconds of counting ``others_s``.", "seconds")
+    others_over_s: float = counter("Wall seconds over which ``others_s`` was counted.", "seconds")
     pids: tuple[int, ...] = level("Processes that are local workers.", default=(), is_traced=False)
     thread: int = state("The native id of the training thread, 0 if unknown.", is_traced=False)
 
@@ -284,7 +284,7 @@ class Reading(Record):
 
     @property
     def queueing_parts(self) -> tuple[float, float]:
-        """Shares of loading and of collating, each without its CPU time, that were spent on run queues; 0 to 1."""
+        """Shares of the time beyond CPU time, of loading and of collating, that were spent on run queues; 0 to 1."""
         load_s = collate_s = load_wait_s = collate_wait_s = 0.0
         for name, pool in self.pools.items():
             load_wait_s += max(0.0, pool.load_s - pool.load_cpu_s)
@@ -299,7 +299,7 @@ class Reading(Record):
     def _queued_s(self, name: str, pool: PoolReading) -> float:
         """Return a pool's seconds on run queues, 0 if unknown.
 
-        The training process makes its batches in the training thread, so they have a share of that thread's seconds.
+        The training process makes its batches in the training thread, so they get a share of that thread's seconds.
         """
         queued_s = pool.queueing_s
         if queued_s is not None or name != INLINE or self.trainer_queued_s is None:
@@ -318,13 +318,13 @@ class Reading(Record):
 
     @property
     def wait(self) -> float:
-        """Share of a window that was lost to loading, 0 to 1, without the starts of passes, by ``signal``'s clock."""
+        """Share of a window lost to loading by the clock of ``signal``, without the starts of passes; 0 to 1."""
         lost_s = self.blocked_s + self.next_busy_s
         return lost_s / (lost_s + self.stepping_s) if lost_s + self.stepping_s > 0 else 0.0
 
     @property
     def others(self) -> float | None:
-        """CPUs that were busy with other programs; None where a quota hides that."""
+        """CPUs that were busy with other programs; None where a quota hides other programs."""
         return self.others_s / self.others_over_s if self.others_over_s else None
 
     @property
@@ -369,7 +369,7 @@ class Reading(Record):
 
     @property
     def running_wait_ratio(self) -> float:
-        """The wait without the starts of passes. Their share of the time falls as a run goes on."""
+        """The wait without the starts of passes, because their share of the time falls as a run goes on."""
         return (self.running_s - self.work_s) / self.running_s if self.running_s > 0 else 0.0
 
     @property
@@ -416,7 +416,7 @@ class Reading(Record):
 
     @property
     def nodes(self) -> dict[str, PoolReading]:
-        """The cluster's machines, and this machine if it makes batches beside them."""
+        """The cluster's machines, and this machine if it makes batches, too."""
         found = {place: one for pool in self.pools.values() for place, one in pool.nodes.items() if one.tickets > 0}
         if found and self.local.tickets:
             found["this machine"] = self.local
@@ -435,7 +435,7 @@ class EngineReport(NamedTuple):
         reading: The counts.
         resizing: True while a request for other settings is pending.
         refused: The reason why no remote worker can start, or None.
-        most_local: The number of local workers that the system allows, and the reason, once it has refused a worker.
+        most_local: The number of local workers that the system allows, and the reason; None until it refuses a worker.
     """
 
     reading: Reading

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import Any, Literal, NamedTuple, TypeVar
 
 Unit = Literal["", "seconds", "bytes", "ratio", "batches_per_second"]
-"""Units of fields. "" is the unit of a count of the things that the field's name tells."""
+"""Units of fields. "" is the unit of a count. The field's name tells what is counted."""
 _R = TypeVar("_R", bound="Record")
 _T = TypeVar("_T")
 _DECLARED = "declared"
@@ -25,7 +25,8 @@ _DECLARED = "declared"
 class Rule(NamedTuple):
     """The functions that join two values of a field.
 
-    ``plus`` joins records of the same time, ``then`` an earlier and a later one, ``since`` a later and an earlier one.
+    ``plus(one, other)`` joins values of the same time, ``then(earlier, later)`` adds values of consecutive times, and
+    ``since(later, earlier)`` returns the change.
     """
 
     plus: Callable[[Any, Any], Any]
@@ -63,8 +64,8 @@ class Record:
 
     @classmethod
     def declared(cls) -> Mapping[str, Quantity]:
-        """Return the declarations by field, in order. Fields without one, such as a name, are left out."""
-        return _declared(cls)  # type: ignore[arg-type]  # a class can be hashed, whatever its values can
+        """Return the declarations by field, in order. Fields without a declaration, such as a name, are left out."""
+        return _declared(cls)  # type: ignore[arg-type]  # a class is hashable, even if its instances are not
 
     def plus(self: _R, other: Record) -> _R:
         """Return the sum of two records of the same time. Levels add up as counts do."""
@@ -91,12 +92,12 @@ class Record:
 
     def traced(self) -> dict[str, Any]:
         """Return, as JSON values, the fields of a trace that differ from an empty record."""
-        empty = _empty(type(self))  # type: ignore[arg-type]  # a class can be hashed, whatever its values can
+        empty = _empty(type(self))  # type: ignore[arg-type]  # a class is hashable, even if its instances are not
         traced = {name: getattr(self, name) for name, one in self.declared().items() if one.is_traced}
         return {name: _as_traced(value) for name, value in traced.items() if value != getattr(empty, name)}
 
     def narrowed(self, kind: type[_T], **others: Any) -> _T:
-        """Return a value of class ``kind`` with the fields that this record has, and with ``others``."""
+        """Return an instance of ``kind``, with the values of the fields that this record has too, and ``others``."""
         names = [one.name for one in fields(kind)]  # type: ignore[arg-type]
         return kind(**{**{name: getattr(self, name) for name in names if hasattr(self, name)}, **others})
 
@@ -133,7 +134,7 @@ def _joined(record: _R, other: Record, how: str) -> _R:
 def as_json(
     value: Any, *, members: Callable[[Any], Mapping[str, Any]] = vars, infinite: Callable[[float], Any] = str
 ) -> Any:
-    """Return a value in the types that JSON has. The name of a class, a function or a file is a string.
+    """Return a value in the types that JSON has. A class, a function or a path becomes its name.
 
     Args:
         members: Returns the members of a dataclass, which becomes an object.
@@ -166,7 +167,7 @@ def _as_traced(value: Any) -> Any:
 
 
 def _added(one: Any, other: Any) -> Any:
-    """Add two values, of which None is unmeasured."""
+    """Add two values. None means not measured, and adds nothing."""
     return other if one is None else one if other is None else one + other
 
 
@@ -195,7 +196,7 @@ def _each_grown(now: tuple[int, ...], earlier: tuple[int, ...]) -> tuple[int, ..
 
 
 def _all_names(how: str, join: Callable[[Any, Any], Any]) -> Callable[[Mapping[str, Any], Mapping[str, Any]], Any]:
-    """Join values of the same name, and keep all others. Records that the later mapping lacks become idle."""
+    """Join values of the same name, and keep all others. In ``then``, records without a later one lose their levels."""
 
     def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         def alone(name: str, value: Any) -> Any:
@@ -252,18 +253,18 @@ def histogram(what: str, buckets: tuple[float, ...], **more: str) -> Any:
 
 
 def by_name(what: str, unit: Unit = "", *, is_text: bool = False, **more: Any) -> Any:
-    """Declare counts or records by name, or texts by name, where the later text is kept."""
+    """Declare counts, records or, if ``is_text``, texts by name. Of two texts, the later one is kept."""
     rule = _TEXT_BY_NAME if is_text else _BY_NAME
     return _field(rule, what, unit, {"is_traced": False, **more}, default_factory=dict)
 
 
 def few_of_many(what: str, join: Callable[[Any, Any], Any], unit: Unit = "", **more: Any) -> Any:
-    """Declare some of many values. ``join`` chooses among the values of two records. They are never subtracted."""
+    """Declare some of many values. ``join`` chooses among the values of two records. Values are never subtracted."""
     return _field(Rule(join, join, _as_it_is), what, unit, {"is_traced": False, **more}, default=())
 
 
 def log(what: str, empty: Callable[[], Any], join: Callable[[Any, Any], Any], since: Callable[[Any, Any], Any]) -> Any:
-    """Declare a log of single values. ``join`` joins two logs; ``since`` returns the news since an earlier log."""
+    """Declare a log of single values. ``join`` joins two logs; ``since`` returns the values after an earlier log."""
     return _field(Rule(join, join, since), what, "", {"is_traced": False}, default_factory=empty)
 
 

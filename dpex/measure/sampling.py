@@ -1,5 +1,5 @@
-"""Keep single values, which are the slowest samples and the latest waits, and choose batches to time in detail. Pure
-except for random numbers."""
+"""Keep the slowest samples and the latest waits, and choose the batches to time in detail. Pure except for random
+numbers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SAMPLE_S = 50e-6
 FIRST_S = 0.02
 """Seconds before the first detailed timing, which would cost too much in a pass of a few tiny batches."""
 APART_S, MOST_APART_S = 0.25, 16.0
-"""Seconds by which each further worker's first timing is delayed, and the maximum delay. Without it, workers that start
-at the same time record calls at the same time, which took a second with 64 workers on 2 CPUs."""
+"""Seconds by which each further worker's first timing is delayed, and the maximum delay. Without a delay, workers that
+start together record calls together, which took a second with 64 workers on 2 CPUs."""
 REST = 200.0
 """After a timing that cost t seconds, time nothing for `REST` * t seconds."""
 _PART = 8.0
@@ -35,7 +35,7 @@ LATEST = 10_000
 
 
 class SlowIndex(NamedTuple):
-    """A dataset index, as text, whose sample was slow ``times`` times: the longest time, and the sum of these times."""
+    """A dataset index, as text, whose sample was slow ``times`` times, with the longest and the sum of these times."""
 
     seconds: float
     shown: str
@@ -44,7 +44,7 @@ class SlowIndex(NamedTuple):
 
 
 class SlowestSamples:
-    """The indices of the slowest samples, each once. One thread adds, any may read."""
+    """The indices of the slowest samples, each once. One thread adds, and any thread may read."""
 
     __slots__ = ("_known", "least_s")
 
@@ -53,7 +53,7 @@ class SlowestSamples:
         self._known: dict[str, SlowIndex] = {}
 
     def add(self, seconds: float, indices: Any, at: int) -> None:
-        """Add the sample at place ``at`` of its batch's ``indices``, which took longer than ``least_s``."""
+        """Add a sample that took longer than ``least_s``. It is at position ``at`` of its batch's ``indices``."""
         for index in islice(indices, at, at + 1):
             text = as_text(index)
             found = merged([*self._known.values(), SlowIndex(seconds, text, 1, seconds)])
@@ -62,7 +62,7 @@ class SlowestSamples:
                 self.least_s = found[-1].seconds
 
     def found(self) -> tuple[SlowIndex, ...]:
-        """Return them, the slowest first."""
+        """Return the indices that are kept, the slowest first."""
         return tuple(self._known.values())
 
 
@@ -101,8 +101,8 @@ def as_text(index: Any) -> str:
 class SamplingSchedule:
     """Choose the batches of a sequence in which dpex times single calls, because timing costs time.
 
-    No batch is chosen within `FIRST_S` + ``later_s`` of the first. The next timing is due after `REST` times the cost
-    of the previous timing, or after an eighth of the time since the first batch, a minute at most, if that is longer.
+    No batch is chosen within `FIRST_S` + ``later_s`` after the first batch. The next timing is due after `REST` times
+    the cost of the previous one, or an eighth of the time since the first batch (at most a minute) if that is longer.
     So a short run has dozens of timings, and a long run ever more. The choice among the next few batches is random, in
     case the work has a rhythm.
 
@@ -172,7 +172,7 @@ class Waits:
         return Waits(max(0, self.first - earlier.end), self.seconds[skipped:], self.at[skipped:])
 
     def counted(self) -> Waits:
-        """Return the same count of batches without their waits. It serves as ``earlier`` in `since`."""
+        """Return a log that ends at the same batch and contains no wait, to pass to `since` as ``earlier``."""
         return Waits(self.end)
 
     def latest(self) -> Waits:

@@ -15,7 +15,7 @@ WORKER_POOLS = (LOCAL, REMOTE)
 POOLS = (INLINE, *WORKER_POOLS)
 """Places where batches are made, as metrics and reports name them."""
 KNOBS = (*WORKER_POOLS, "prefetch")
-"""The settings that ``resize`` and the tuner change: workers of each pool, and prefetch. Also names of fields."""
+"""The settings that ``resize`` and the tuner change: workers of each pool, and prefetch. `Settings` has such fields."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -26,8 +26,8 @@ class Settings:
         local: The number of workers on this machine.
         remote: The number of workers on the cluster.
         prefetch: The maximum number of batches that are drawn and not yet delivered.
-        is_prefetch_fixed: The user limits the prefetch, so dpex does not exceed it for remote workers or tiny batches.
-            It is ignored when settings are compared.
+        is_prefetch_fixed: True if the user limits the prefetch. Then dpex does not exceed it for remote workers or tiny
+            batches. Comparisons of settings ignore this field.
     """
 
     local: int = 0

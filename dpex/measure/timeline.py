@@ -28,15 +28,15 @@ class Timeline:
         self._calls: deque[tuple[float, float, bool]] = deque(maxlen=KEPT)
 
     def made(self, epoch: int, number: int, worker: int, times: BatchTimes) -> None:
-        """Record a batch of a worker. ``times`` contain the time of its end."""
+        """Record a batch of a worker. ``times`` contain the time at which the batch ended."""
         self._made.append((epoch, number, worker, times))
 
     def call(self, entered: float, left: float, is_over: bool) -> None:
-        """Record a call of ``next()``, from and until when; ``is_over``: it ended the pass."""
+        """Record a call of ``next()`` from ``entered`` to ``left``. ``is_over``: True if the call ended the pass."""
         self._calls.append((entered, left, is_over))
 
     def trace(self, pid: int) -> dict[str, Any]:
-        """Return the recording, to be written as JSON. ``pid``: The training process."""
+        """Return the recording, to be written as JSON. ``pid``: The id of the training process."""
         return {"displayTimeUnit": "ms", "traceEvents": list(self._events(pid))}
 
     def _events(self, pid: int) -> Iterator[dict[str, Any]]:

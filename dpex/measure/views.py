@@ -18,7 +18,7 @@ from dpex.measure.settings import INLINE, LOCAL
 _FULL = 0.9
 """CPUs are full from this busy share on. More computing workers would then only take CPUs from each other."""
 _COMPUTES = 0.5
-"""A worker whose CPU share of its time is above this computes rather than waits."""
+"""A worker computes rather than waits if CPU time exceeds this share of its busy time."""
 _TINY = 1e-9
 
 
@@ -60,7 +60,7 @@ def median_s(pool: PoolReading) -> float:
 
 
 def unevenness(services_s: Sequence[float]) -> float:
-    """Return the slowest batch over the mean, at least 1."""
+    """Return the ratio of the slowest batch's time to the mean time, at least 1."""
     total_s = sum(services_s)
     return max(1.0, max(services_s) * len(services_s) / total_s) if total_s > 0 else 1.0
 
@@ -111,7 +111,7 @@ def is_full(reading: Reading) -> bool:
 def queued_s(pool: PoolReading, *, has_full_cpus: bool) -> float:
     """Return the seconds of a pool's workers on run queues.
 
-    If the kernel reports none, it is all time beyond CPU time if the CPUs are full and the workers compute; else 0.
+    Without a report of the kernel, this is all time beyond CPU time if the CPUs are full and the workers compute, or 0.
     """
     if pool.queueing_s is not None:
         return pool.queueing_s

@@ -58,9 +58,9 @@ class PoolCounts:
     """Workers by stage: ``wanted`` by the user or tuner, ``requested`` from the system, ``running`` now.
 
     ``most``, ``why_most``: The maximum number of workers and its reason, once the system has refused a worker.
-    `WorkerPool.resize` tries again.
-    ``why_excluded``: The reason for each node of the cluster that gets no workers for a while.
-    ``failed``: The latest reason for each node that was ever excluded.
+    `WorkerPool.resize` asks the system again.
+    ``why_excluded``: The reason why a node of the cluster gets no workers for a while, by the name of the node.
+    ``failed``: The latest such reason of each node, which is kept when the node gets workers again.
     ``sharing_ranks``: Count of the job's ranks that share the batches.
     """
 
@@ -74,7 +74,7 @@ class PoolCounts:
     failed: Mapping[str, str] = field(default_factory=dict)
 
     def leave_alone(self, place: str, why: str) -> None:
-        """Note that a node gets no workers or, with an empty ``why``, gets some again. Other threads may read this."""
+        """Note why node ``place`` gets no workers; "": it gets some again. Other threads may read the mappings."""
         others = {name: known for name, known in self.why_excluded.items() if name != place}
         self.why_excluded = {**others, place: why} if why else others
         if why:
@@ -85,14 +85,14 @@ class MakesPool(Protocol):
     """A callable that makes a pool, such as a pool's class."""
 
     def __call__(self, setup: WorkerSetup, workers: int, /) -> WorkerPool:
-        """Return a pool that has requested ``workers``."""
+        """Return a pool that has requested that number of ``workers``."""
 
 
 class WorkerPool(Protocol):
     """A group of workers that turn tickets into batches.
 
-    A class that derives from this one inherits the methods of a pool without logical workers (``seeding="batch"``) that
-    reports no crashes. `examples/thread_pool.py` is such a pool.
+    A derived class inherits defaults for a pool that has no logical workers (``seeding="batch"``) and reports no
+    crashes. `examples/thread_pool.py` is such a pool.
     """
 
     name: str
@@ -113,7 +113,7 @@ class WorkerPool(Protocol):
         """
 
     def at_work(self) -> int:
-        """Return the maximum number of workers that are busy."""
+        """Return an upper bound on the number of busy workers."""
         return self.counts.running
 
     def workers(self) -> list[int]:
@@ -124,16 +124,16 @@ class WorkerPool(Protocol):
 
         Args:
             tickets: Tickets of pass ``epoch``.
-            epoch: The pass. Numbers of tickets are unique in it.
-            worker: The worker that makes them. None: any.
+            epoch: The number of the pass. Within a pass, the numbers of tickets are unique.
+            worker: The worker that makes the batches. None: any worker.
         """
 
     def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
-        """Let ``worker`` serve ``logical``; messages to a worker keep their order."""
+        """Let ``worker`` serve the logical worker ``logical``. Messages to a worker keep their order."""
         raise InternalError(f"{type(self).__name__} has no logical workers")
 
     def ask_state(self, worker: int, logical: int) -> None:
-        """Ask for the dataset's state in ``logical``: once after the tickets sent so far, then regularly.
+        """Ask for the dataset's state in ``logical``, once after the tickets sent so far, and then regularly.
 
         The pool reports each state by a `Snapshot`, and a failure by a `Notice`.
         """

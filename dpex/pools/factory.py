@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class PoolFactory:
     """Starts the workers of a loader.
 
-    own_pool: `DpexDataLoader.local_pool`. counts_from_zero: True if nodes can be probed with index 0, because the
-    sampler is one of torch's for map-style data.
+    ``own_pool``: `DpexDataLoader.local_pool`. ``counts_from_zero``: True if the sampler is one of torch's for map-style
+    data, so that nodes can be probed with index 0.
     """
 
     multiprocessing_context: Any

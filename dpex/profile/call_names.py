@@ -37,12 +37,12 @@ def label_of_code(code: CodeType, owner: type | None) -> str:
     """Return the name of a function. A method is named after the class of its object, the ``owner``."""
     if owner is not None:
         return f"{owner.__name__}.{code.co_name}"[:_LONGEST]
-    name: str = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has none
+    name: str = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no ``co_qualname``
     return name.rpartition("<locals>.")[2][-_LONGEST:]
 
 
 def label_of_c(function: Any) -> str:
-    """Return the name of a function of C, after its module or the class of its object."""
+    """Return the name of a C function, prefixed with its module or the class of its object."""
     owner = getattr(function, "__self__", None)
     if owner is None or isinstance(owner, ModuleType):
         module: Any = getattr(owner, "__name__", None) or getattr(function, "__module__", None) or "builtins"

@@ -1,7 +1,7 @@
 """A recorded tree as rows. Small branches are folded, and a node is named by its path from the root.
 
 In a path, each name is followed by the place of the call, unless hidden code makes the call: "load >
-Photos.__getitem__ > Image.resize (train.py:31)". The time of a function outside its calls is a row `OWN_CODE` below it.
+Photos.__getitem__ > Image.resize (train.py:31)". The row `OWN_CODE` below a function is its time outside its calls.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dpex.profile.call_names import lines_of, place
 from dpex.profile.call_tree import CallNode
 
 LEAST = 0.02  # share of the batch; a smaller branch is folded into the row above it
-MOST_ROWS = 32  # maximum of a stage; a batch has two stages with calls
+MOST_ROWS = 32  # maximum rows of a stage; a batch has two stages with calls
 
 
 class _Branch:
@@ -36,7 +36,7 @@ class _Branch:
     def rows(self, path: str, least_s: float) -> Iterator[CallRow]:
         """Yield the row of this branch, and the rows of the branches within it in the order of their first calls.
 
-        A branch within it that takes less than ``least_s`` seconds has no row, unless it draws random numbers.
+        A nested branch that takes less than ``least_s`` seconds has no row, unless it draws random numbers.
         """
         kept = {name: one for name, one in self.within.items() if one.wall_s >= least_s or one.has_drawn}
         kept = kept if self.wall_s >= least_s else {}

@@ -5,8 +5,8 @@ a node for each class of its objects. Code of dpex and asyncio is hidden: its ca
 
 The time of a node excludes the nodes below it. So a tree is correct even if the recording ends early. The profile
 function reads the clock first and last, so its own time is in no node. The interpreter's cost of calling it is
-subtracted. The CPU clock is read only after `LONG_S` without an event. Shorter times count as computing. If several
-samples are recorded, the mean of the others replaces the first, which new nodes and generator comparisons slow down.
+subtracted. The CPU clock is read only after `LONG_S` without an event. Shorter times count as computing. New nodes and
+generator comparisons slow down the first sample, so the mean of the other samples replaces it, if there are any.
 
 A coroutine that awaits runs no code. So the time in which the event loop is idle is divided among the awaits, by the
 seconds for which each was pending. A `CallRecorder` belongs to one thread and one batch.
@@ -33,7 +33,7 @@ from dpex.system.clock import monotonic
 
 MOST_EVENTS = 200_000  # a recording ends after this many, which take 0.1 to 0.2 s
 MOST_NODES, MOST_DEPTH = 1000, 150  # limits of a tree; further calls count for their callers
-MOST_COMPARISONS, DEEPEST_COMPARISON = 200, 6  # of generators, up to 50 µs each; deeper draws count for their callers
+MOST_COMPARISONS, DEEPEST_COMPARISON = 200, 6  # limits of comparisons, each up to 50 µs; deeper draws count for callers
 LONG_S = 50e-6
 _DPEX = Path(__file__).parents[1]
 _HIDDEN = (f"{_DPEX}{os.sep}", f"{Path(asyncio.__file__).parent}{os.sep}", selectors.__file__)
@@ -43,7 +43,7 @@ _ASYNC = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE
 Draws = Callable[[FrameType | None, bool], bool]
 """`dpex.worker.draws.GeneratorDraws`. Arguments: the call that begins, or None; whether generators are compared."""
 _CALLS_TRIED, _ROUNDS_TRIED = 64, 5
-_TIMES_SEEN = 2.5  # the whole cost of an event, over the part in the recorded times
+_TIMES_SEEN = 2.5  # the whole cost of an event, divided by its cost in the recorded times
 
 
 @dataclass(eq=False, slots=True)
@@ -58,10 +58,10 @@ class CallNode:
     children: dict[Any, CallNode] = field(default_factory=dict)
     calls: int = 0
     hidden: int = 0
-    """The number of calls and of returns of hidden code, whose time is in ``wall_s``."""
+    """Number of calls and returns of hidden code. The time of this code is in ``wall_s``."""
     wall_s: float = 0.0
     wait_s: float = 0.0
-    """The part of ``wall_s`` without a CPU. Both exclude the nodes below."""
+    """The part of ``wall_s`` in which the thread had no CPU. Both exclude the nodes below."""
     awaited_s: float = 0.0
     """Seconds for which awaits at this place were pending."""
     draws: bool = False
@@ -127,7 +127,7 @@ class CallRecorder:
         self.is_whole &= self._has_ended
         draws, self._draws, self._hook, self._awaited = self._draws, None, None, None
         if draws is not None and not any(node.draws for node in self._root.below()):
-            self._root.draws = draws(None, True)  # drawn by a sample after the first
+            self._root.draws = draws(None, True)  # True if a sample after the first drew
         self._pending.clear()
 
     def _stop_recording(self) -> None:
@@ -151,9 +151,9 @@ class CallRecorder:
             root.wall_s, root.wait_s = root.wall_s - root.wait_s, 0.0
 
     def _hook_for(self, root: CallNode, most_events: float) -> Any:  # noqa: C901
-        """Return the profile function. It is one function, because a call of another would take a third of its time."""
+        """Return the profile function. It calls no other function of Python, which would take a third of its time."""
         clock, kinds, long_s = self._wall, self._kinds, LONG_S
-        calls: list[tuple[Any, CallNode, bool]] = []  # (frame, or code that calls C; caller's node; is it hidden)
+        calls: list[tuple[Any, CallNode, bool]] = []  # (frame, or code that calls C; caller's node; is caller hidden)
         node, is_hidden, is_comparing = root, True, self._draws is not None
         events, last = 0, 0.0
 
@@ -199,7 +199,7 @@ class CallRecorder:
                         self._first, most_events = self._net_times(), most_events + events
                     elif events > most_events:
                         self._stop_recording()
-            elif event == "return":  # from a call that began earlier, or around a call whose end was not reported
+            elif event == "return":  # its call began before the recording, or contains a call whose end is missing
                 known = next((at for at, call in enumerate(calls) if call[0] is frame), None)
                 if known is not None:
                     _, node, is_hidden = calls[known]

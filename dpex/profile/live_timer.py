@@ -16,8 +16,8 @@ from dpex.profile.call_tree import CallNode, CallRecorder, Draws
 from dpex.system.clock import monotonic
 
 SWITCH = "DPEX_TIME_CALLS"  # environment variable; "0": calls are never timed
-COST_RATIO = 0.08  # maximum cost of the samples after the first, over the batch's loading time; then recording ends
-_COMPARED = frozenset((0, *(4**power for power in range(16))))  # timed batches by number; comparing takes milliseconds
+COST_RATIO = 0.08  # recording ends when it has cost this share of the loading time, the first sample aside
+_COMPARED = frozenset((0, *(4**power for power in range(16))))  # numbers of timings that compare generators (ms each)
 
 
 def is_switched_on(environ: Any) -> bool:
@@ -73,7 +73,7 @@ class TicketTimer:
             self._collate_cost_s = monotonic() - began - sum(node.wall_s for node in self._roots[1].below())
 
     def stop_batch(self) -> None:
-        """End a batch that was made or has failed; idempotent."""
+        """End the timing of a batch that was made or has failed; idempotent."""
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.stop()
@@ -84,7 +84,7 @@ class TicketTimer:
     def with_calls(self, times: BatchTimes) -> BatchTimes:
         """Return the times of the batch that was timed last, without the cost of recording, and with its calls.
 
-        ``encode_cpu_s`` is minus the CPU seconds of recording, which `encoded_times` subtracts from the batch's clock.
+        ``encode_cpu_s`` is the negated CPU time of recording, which `encoded_times` subtracts from that of the batch.
         """
         began, load_cost_s, collate_cost_s = monotonic(), self._load_cost_s, self._collate_cost_s
         times = times._replace(

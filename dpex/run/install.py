@@ -1,9 +1,9 @@
 """Give the loaders of a script to dpex, in this process and in every Python process that it starts.
 
 The ``DataLoader`` of torch keeps its class, constructor, attributes and pickle, so that subclasses, ``isinstance`` and
-libraries that rebuild loaders see no difference. `_replace_get_iterator` replaces only the method that makes iterators
-(`dpex.run.served`), as soon as torch defines the class. This module does not import torch, because a script may set
-variables that torch reads at import.
+libraries that rebuild loaders see no difference. As soon as torch has defined the class, `_replace_get_iterator`
+replaces only the method that makes iterators, with one that calls `dpex.run.served`. This module does not import torch,
+because a script may set variables that torch reads at import.
 
 Processes that the script starts read the `RunOptions` in ``DPEX_RUN``, as JSON. Their ``PYTHONPATH`` begins with a
 folder whose ``sitecustomize`` calls `install` and then runs the next ``sitecustomize``.
@@ -41,7 +41,7 @@ def install_in_children(options: RunOptions, environ: MutableMapping[str, str]) 
 def install(options: RunOptions) -> None:
     """Take over the loaders of this process, now or when `DataLoader` is imported. The latest options apply."""
     if ROOT not in sys.path and importlib.machinery.PathFinder.find_spec("dpex") is None:
-        sys.path.append(ROOT)  # dpex was found in a folder that only the command had on its path
+        sys.path.append(ROOT)  # only the command ``dpex`` had this folder on its path
     module = sys.modules.get(TARGET)
     if module is not None and hasattr(module, "DataLoader"):
         _replace_get_iterator(module, options)
@@ -90,7 +90,7 @@ def _replace_get_iterator(module: ModuleType, options: RunOptions) -> None:
 
 
 def _report_own_loader(options: RunOptions, loader: Any) -> None:
-    """Report on the script's own loaders of dpex's class, too; see `dpex.loader.passes.new_iterator`."""
+    """Report also on a `DpexDataLoader` that the script itself made; see `dpex.loader.passes.new_iterator`."""
     from dpex.run.served import report_own_loader
 
     report_own_loader(loader, options)

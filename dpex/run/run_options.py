@@ -29,7 +29,7 @@ class RunOptions:
     quiet: bool = False
     """True for no output at the end."""
     script: tuple[str, ...] = ()
-    """The script and its arguments, for the advice."""
+    """The script and its arguments, for the command in the report's advice."""
     prefix: str = ""
     """``sys.prefix`` of the Python to which these options apply. Other Pythons ignore them."""
     root: str = ""
@@ -54,7 +54,7 @@ class RunOptions:
         return self.num_workers
 
     def loader_options(self, workers: Count) -> dict[str, Any]:
-        """Return the keyword arguments of `dpex.DpexDataLoader` beyond torch's; without workers, none for a cluster."""
+        """Return dpex's own keyword arguments of `dpex.DpexDataLoader`; without workers, none for a cluster."""
         places = () if workers else ("distribute_mode", "head_address")
         found = {name: value for name, value in self.loader.items() if name not in places}
         return {**found, "worker_config": WorkerConfig(memory_budget=found.pop("memory_budget", None))}

@@ -1,11 +1,12 @@
-"""The loaders of a script that dpex serves: a `DpexDataLoader` behind each, and the report on them at the end.
+"""Serve the loaders of a script with a `DpexDataLoader` behind each, and report on them at the end.
 
 A stand-in (`dpex.loader.served.StandIn`) makes a loader's iterators. If dpex cannot serve a loader, torch makes its
 iterators, and a line on stderr gives the reason. Any iterating thread may call this module.
 
-At its end the process prints a line for each loader, and the report of the loader in which most time passed. Loaders
-that the script makes anew for each pass count as one if type of dataset, batch size and workers are the same. An error
-in the report neither ends nor changes a run. A process that a signal ends prints no report.
+At its end the process prints a line for each loader, and the report of the loader in which most time passed. If the
+script makes a loader anew for each pass, these loaders count as one, provided that type of dataset, batch size and
+workers are the same. An error in the report neither ends nor changes a run. A process killed by a signal prints no
+report.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def served_iterator(
         _print_once(f"dpex {options.command}: PyTorch's own iterators serve {describe_loader(loader)}: {reason}")
         return torchs(loader)
     proxy = updated_stand_in(loader, options)
-    made = proxy._get_iterator()  # torch's ``__iter__`` keeps it if workers are persistent
+    made = proxy._get_iterator()  # torch's ``__iter__`` keeps this iterator if workers are persistent
     add_to_report(loader, proxy, options)
     return made
 
@@ -105,7 +106,7 @@ def _hint_at_workers(loader: DataLoader[Any]) -> None:
 
 
 def _print_once(text: str) -> None:
-    """Print a line to stderr, once in a process."""
+    """Print a line to stderr, once per process."""
     if text not in _said:
         _said.add(text)
         print(text, file=sys.stderr, flush=True)
@@ -205,7 +206,7 @@ def report_all(options: RunOptions) -> None:
 
 
 def _job_verdict(options: RunOptions, found: Sequence[tuple[Served, Diagnosis]]) -> JobDiagnosis | None:
-    """Return the verdict on all ranks of the launch, in rank 0."""
+    """Return the verdict on all ranks of the launch in rank 0; None in other ranks."""
     reports = [(one.words, RankReport.of(told, one.rank, platform.node(), full=options.full)) for one, told in found]
     try:
         return of_launch(reports, os.environ)
@@ -217,7 +218,7 @@ def _job_verdict(options: RunOptions, found: Sequence[tuple[Served, Diagnosis]])
 def report_lines(
     options: RunOptions, found: Sequence[tuple[Served, Diagnosis]], job: JobDiagnosis | None = None
 ) -> Iterator[str]:
-    """Return the lines to print. ``found`` begins with the loader in which most time passed, which ``job`` is about."""
+    """Return the lines to print. ``job`` is about the first loader of ``found``, in which most time passed."""
     for one, diagnosis in found[:_SHOWN]:
         yield f"dpex {options.command}: {_loader_line(one, diagnosis)}"
     if len(found) > _SHOWN:
@@ -230,7 +231,7 @@ def report_lines(
 
 
 def _report_width() -> int:
-    """Return the width of the report: that of the terminal, if it is narrow."""
+    """Return the width of the report in columns: `report.COLUMNS`, or less in a narrower terminal."""
     try:
         return min(report.COLUMNS, os.get_terminal_size(sys.stderr.fileno()).columns or report.COLUMNS)
     except (OSError, ValueError):
@@ -269,7 +270,7 @@ def _wait_text(served: Served, ratio: float) -> str:
 
 
 def command_lines(options: RunOptions, diagnosis: Diagnosis) -> list[str]:
-    """Return the command that tunes the loader, where the first advice is a setting that the tuner would find."""
+    """Return the lines with the command that tunes the loader, if the first advice is a setting that a tuner finds."""
     setting = diagnosis.recommendation
     if diagnosis.facts.is_tuned or setting is None or setting.kind not in TUNERS or not setting.settings.workers:
         return []
@@ -301,7 +302,7 @@ def write_reports(options: RunOptions, diagnosis: Diagnosis, job: JobDiagnosis |
 
 
 def _free_path(name: str, rank: int) -> Path:
-    """Return the file of that name, ``{pid}`` and ``{rank}`` filled in, with a number if it is taken."""
+    """Return the path ``name`` with ``{pid}`` and ``{rank}`` filled in, and a number added if the file exists."""
     path = wanted = Path(name.replace("{pid}", str(os.getpid())).replace("{rank}", str(rank)))
     number = 1
     while path.exists():

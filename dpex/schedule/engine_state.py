@@ -100,7 +100,7 @@ class EngineState:
         schedule, number = self.schedule, event.number
         ticket = schedule.ticket(number) if event.epoch == self.epoch else None
         if ticket is None:
-            self.placement.instructions.append(Discard((event.value,)))  # from an earlier epoch, or made twice
+            self.placement.instructions.append(Discard((event.value,)))  # the epoch is over, or it was made twice
             return
         times = event.times
         self.rules.add_batch(times.busy_s, times.nbytes)
@@ -147,14 +147,14 @@ class EngineState:
             self.logicals.resume_at(resume, self.schedule)
 
     def resize(self, settings: Settings) -> None:
-        """Ask for other numbers of workers; the prefetch changes with `settle_prefetch`, once the pools were asked."""
+        """Ask for other numbers of workers. `settle_prefetch` changes the prefetch once the pools were asked."""
         if self._count:
             self.placement.keep_workers(settings)
         else:
             self.placement.resize(settings)
 
     def settle_prefetch(self) -> None:
-        """Set the prefetch by the settings that are wanted and by the times and bytes of the batches so far."""
+        """Set the prefetch from the wanted settings and from the times and bytes of the batches so far."""
         prefetch = self.rules.prefetch(self.placement.settings)
         if prefetch != self.schedule.prefetch:
             self.schedule.set_prefetch(prefetch)
@@ -214,6 +214,6 @@ class EngineState:
         return starving or not self.schedule.ready or self.placement.dirty != self.placement.incomplete
 
     def apply_averages(self) -> None:
-        """Set message size and prefetch by the times and bytes of the batches so far."""
+        """Set message size and prefetch from the times and bytes of the batches so far."""
         self.rules.regroup(self.placement.settings, max(1, self.placement.serving()))
         self.settle_prefetch()

@@ -1,7 +1,7 @@
 """Events that worker pools report to `EngineState`, and its instructions to `dpex.engine.pools`. PURE.
 
-There is one instruction for each message to a worker, never one for each batch: batches that are ready wait in the
-schedule, from which the consumer takes them directly.
+There is one instruction for each message to a worker, and none for a finished batch, because the consumer takes it from
+the schedule directly.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ class TicketMade(NamedTuple):
 
 
 ticket_made_of: Callable[..., TicketMade] = tuple.__new__
-"""Make a `TicketMade` of a tuple of all its fields, in half the time of a call of the class. One is made for each
-batch."""
+"""Make a `TicketMade` from a tuple of all its fields, once per batch. Calling the class takes twice the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +45,9 @@ class WorkerGone:
     """The end of a worker. ``lost``: the tickets of ``epoch`` that it held. ``working_on``: the ticket that it was
     making.
 
-    ``expected``: True if the worker was asked to leave. ``why``: A sentence for the user. ``hung``: The position in the
-    ticket of the sample whose time limit ended the worker, or None. ``is_reported``: True if another event gives the
-    reason, so that the end of a node or of a template causes one warning.
+    ``expected``: True if the worker was asked to leave. ``why``: A sentence for the user. ``hung``: If the time limit
+    of a sample ended the worker, the position of the sample in the ticket, else None. ``is_reported``: True if another
+    event gives the reason, so that the end of a node or of a template causes one warning.
     """
 
     pool: str
@@ -65,7 +64,7 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state of ``logical`` after ticket ``number``, from which it can be restarted after a death."""
+    """The state of logical worker ``logical`` after ticket ``number``. After a death, it can restart from ``state``."""
 
     logical: int
     epoch: int
@@ -77,7 +76,7 @@ class Snapshot:
 class Notice:
     """A message to the user, as a ``warning`` or a log line. It is an event of a pool, and an instruction as well.
 
-    ``once``: a key; a message with a key appears once in a process. "": each time.
+    ``once``: A key, if messages with this key are to appear once in a process. "": The message appears each time.
     """
 
     text: str
@@ -106,7 +105,7 @@ class PoolStatus(NamedTuple):
     ``workers``: Numbers of the workers that take tickets.
     ``requested``, ``running``: Counts of workers requested from the system, and of workers that run now.
     ``failed``: The reason why the pool can start no worker at present, or None.
-    ``crashes``: Count of unexpected ends since the last result.
+    ``crashes``: Count of workers that ended unexpectedly since the last result.
     ``most``, ``why_most``: After a refusal, the maximum workers that the system allows, and the reason.
     """
 
@@ -129,7 +128,7 @@ NO_STATUS = PoolStatus()
 class Send(NamedTuple):
     """Send tickets of one queue in one message to a pool: to ``worker``, or to any worker (None).
 
-    ``again``: True to make tickets again whose worker has died, because the random state after them was lost with it.
+    ``again``: True if a worker that died had made the tickets. They are made again to restore the state after them.
     """
 
     pool: str
@@ -141,7 +140,7 @@ class Send(NamedTuple):
 
 
 class Adopt(NamedTuple):
-    """Let ``worker`` continue as logical worker ``logical`` from ``state``. None: from its start."""
+    """Let ``worker`` continue as logical worker ``logical`` from ``state``, or from the start if ``state`` is None."""
 
     pool: str
     worker: int
@@ -158,7 +157,7 @@ class AskState(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Ask a pool for ``wanted`` workers. If there is no pool of that name, it is made.
+    """Ask a pool for ``wanted`` workers. A pool that does not exist yet is made.
 
     ``optional``: If the workers cannot be had, the owner calls `Placement.scale_refused` instead of raising an error.
     """

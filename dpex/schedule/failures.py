@@ -1,4 +1,4 @@
-"""Has tickets made again after the end of their worker, or because another machine takes too long. PURE.
+"""Tickets that are made again, after the end of their worker or because another machine takes too long. PURE.
 
 A ticket that killed too many workers gets an error as its result. So does the next ticket of a stream that cannot be
 restarted.
@@ -22,14 +22,14 @@ from dpex.schedule.sample_policy import HANGS, leaving_out
 from dpex.schedule.schedule import Schedule, Ticket
 
 CRASHES_IN_A_ROW = 8
-"""Unexpected worker ends since the last result that are tolerated, beyond one per wanted worker."""
+"""Workers that may end unexpectedly without a result in between, beyond one per wanted worker."""
 _MOST_LETTERS = 200
-"""Letters of dataset indices in an error message."""
+"""Maximum letters of dataset indices in an error message."""
 PATIENCE = 1.0
-"""A ticket is late after a wait of `PATIENCE` times the mean batch time. 1 gives the bound stated in `LateTickets`."""
+"""A ticket is late after `PATIENCE` times the mean batch time. `LateTickets` states a bound that holds for 1."""
 LEAST_PATIENCE_S = 0.1
-"""Minimum seconds of the wait, because a healthy link may pause for a moment, and tiny batches arrive many in one
-message."""
+"""Minimum seconds of waiting before a ticket is late, because a healthy link may pause for a moment, and many tiny
+batches arrive in one message."""
 
 
 class Failures:
@@ -37,7 +37,7 @@ class Failures:
 
     Attributes:
         deaths: Workers that ended unexpectedly, by pool. Any thread may read it.
-        remade: Tickets of these workers to be made again. Any thread may read it.
+        remade: Tickets of these workers that had to be made again. Any thread may read it.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Failures:
         return held - len(given_up), given_up
 
     def _without_what_hangs(self, schedule: Schedule, event: WorkerGone, place: int) -> list[Ticket]:
-        """Remove a sample that hung in `HANGS` workers from its ticket. If impossible, return the ticket to give up."""
+        """Leave out a sample that hung in `HANGS` workers. If impossible, return its ticket, which is given up."""
         ticket = None if event.working_on is None else schedule.ticket(event.working_on)
         if ticket is None or not ticket.issued:
             return []
@@ -107,7 +107,7 @@ class Failures:
         return []
 
     def _fail_stream(self, schedule: Schedule, logical: int, event: WorkerGone) -> None:
-        """End a stream that cannot be restarted. Its next ticket gets an error; without one, the epoch ends."""
+        """End a stream that cannot restart. Its first open ticket gets an error; if none is open, the epoch ends."""
         numbers = sorted(t.number for t in schedule.open_tickets(logical))
         error = WorkerDiedError(
             f"{event.why}; no other worker can continue stream {logical} of the IterableDataset without repeating or "
@@ -159,12 +159,12 @@ class LateTickets:
 
     A slow link or a hanging machine delays its tickets, and batches in order wait for them. The remaining delay is
     unknown, but the time that a local worker takes for a batch is known. dpex waits for that time, and then has the
-    tickets made again. This costs at most twice as much as the better of the two choices, by the ski rental problem
-    (Karlin, Manasse, Rudolph and Sleator, 1988). The first result counts, and the second is dropped, as a batch does
-    not depend on the worker that makes it.
+    tickets made again. This takes at most twice as long as the better choice (to wait, or to remake them at once), by
+    the ski rental problem (Karlin, Manasse, Rudolph and Sleator, 1988). The first result counts, and the second is
+    dropped, because a batch does not depend on the worker that makes it.
 
-    Other tickets sent before that moment are late as soon as the consumer waits for them. If all workers are remote, no
-    ticket is made again, as only these workers may have access to the data.
+    Once a ticket is late, all other tickets that were sent before that moment are late without a wait. If all workers
+    are remote, no ticket is made again, because only these workers may have access to the data.
 
     Attributes:
         made_again: The number of late tickets that local workers made again. Any thread may read it.
@@ -178,13 +178,12 @@ class LateTickets:
         """Epoch and number of the ticket that the consumer waits for."""
         self._since = 0.0
         self._jammed_at = -math.inf
-        """Time at which a ticket was last found late. Tickets sent before it are late once the consumer waits for them.
-        """
+        """Time at which a ticket was last found late. Tickets that were sent before this time are late, too."""
         self.made_again: int = 0
         self.due_at: float = math.inf
 
     def remake_late(self, schedule: Schedule, epoch: int, now: float) -> None:
-        """Send late tickets to idle local workers, as the consumer is about to wait for the next batch in turn."""
+        """Send late tickets to idle local workers. Called when the consumer is about to wait for its next batch."""
         self.due_at = math.inf
         head = schedule.ticket(schedule.next_number) if self._may_make else None
         sent_at = None if head is None else self._placement.sent_at(head.number)

@@ -1,13 +1,13 @@
-"""Logical workers: the workers that they are placed on, their states there, and the tickets sent to them. PURE.
+"""Logical workers: the workers that they are placed on, their states, and the tickets sent to them. PURE.
 
 Under ``seeding="worker"`` and for streams a ticket belongs to a logical worker, which is PyTorch's worker *k*. A
-logical worker is placed on a worker once and stays there as long as that worker lives. After a death it is placed on
-another worker: it starts from the last state that was reported, and makes its later tickets again. A stream can do so
-only if its dataset has a state. Datasets are asked for their states after a call of `LogicalWorkers.ask_states`. Before
-it, the state of a dataset counts as its state at the start.
+logical worker is placed on a worker once and stays on it as long as that worker lives. After the worker's death it is
+placed on another worker. It starts from the last state that was reported, and makes its later tickets again. A stream
+can do so only if its dataset has a state. Datasets are asked for their states from a call of
+`LogicalWorkers.ask_states` on. Until that call, the state of a dataset at its start counts as its state.
 
 Each worker takes an equal part of the logical workers. If all workers have their part, other logical workers wait until
-no worker has started or ended for `CROWD_AFTER_S`. Then each shares the worker that has the fewest logical workers.
+no worker has started or ended for `CROWD_AFTER_S`. They are then placed on the workers with the fewest logical workers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LogicalWorkers:
         """Tickets to make again before new tickets, by logical worker."""
         self._never_placed = set(range(count))
         self._changed_at: float | None = None
-        """Time of the latest start or end of a worker, in seconds, or None."""
+        """Time of the latest start or end of a worker, in seconds; None before the first start."""
         self.asks_states: bool = False
 
     def placed_on(self, place: Place) -> list[int]:
@@ -64,9 +64,9 @@ class LogicalWorkers:
     def new_epoch(self, epoch: int, former: Schedule) -> None:
         """Begin the epoch after ``epoch``.
 
-        As in PyTorch, logical workers still make the tickets that they hold of an epoch that was broken off, and draw
-        random numbers for them. Tickets that were sent to them, or would have been if they had had a worker, count as
-        made.
+        If ``epoch`` was broken off, logical workers still make the tickets that they hold, as in PyTorch, and draw
+        random numbers for them. So tickets that were sent count as made. The tickets of a logical worker that has had
+        no worker yet count, too.
         """
         for ticket in former.unfinished() if self.count else ():
             if ticket.issued or ticket.queue in self._never_placed:
@@ -118,7 +118,7 @@ class LogicalWorkers:
         """Have workers ask datasets for their states from now on. A second call does nothing."""
         if self.asks_states:
             return
-        self.asks_states = True  # logical workers that are placed later are asked then
+        self.asks_states = True  # `_place_on` asks logical workers that are placed later
         for logical, place in enumerate(self._place_of):
             if place is not None and self._placement.serves(place):
                 self._placement.instructions.append(AskState(*place, logical))
@@ -174,7 +174,7 @@ class LogicalWorkers:
             self._placement.dirty.update(range(self.count))
 
     def snapshot(self, event: Snapshot, epoch: int, first: int) -> None:
-        """Take in a state: earlier tickets need not be made again.
+        """Take in a state. Tickets before it need not be made again.
 
         Args:
             event: The report of a worker.
@@ -191,9 +191,9 @@ class LogicalWorkers:
         return sum(not log.is_known for log in self.logs)
 
     def broken_by(self, place: Place, schedule: Schedule, working_on: int | None) -> list[int]:
-        """Return the running streams of an ended worker that cannot be restarted, because they have no state.
+        """Return the streams of an ended worker that had begun and, without a state, cannot be restarted.
 
-        A stream starts anew if none of its batches was begun in this epoch. ``working_on``: the ticket being made.
+        Streams without a begun batch in this epoch start anew. ``working_on``: The ticket that the worker was making.
         """
         if not self._iterable:
             return []

@@ -1,6 +1,6 @@
 """Names and attributes of the user's own objects. PURE.
 
-They have a module of their own because folders of several layers use them.
+These functions have a module of their own, because folders of several layers use them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 
 def encodable(name: str) -> str:
-    r"""Return the name in a form that UTF-8 can hold: a byte of a file name that is no UTF-8 becomes the six letters
-    ``\udcff``.
+    r"""Return the name in a form that UTF-8 can hold. A lone surrogate, which Python uses for a byte that is not valid
+    UTF-8 in a file name, becomes six letters such as ``\udcff``.
 
     Different names stay different, unless one contains such letters itself.
     """
@@ -24,7 +24,7 @@ def attribute(thing: Any, name: str) -> Any:
     """Return ``thing.name``, or None if the attribute is missing or reading it raises any exception.
 
     A dataset may forward unknown attributes to a table and raise KeyError, and may hold a dead weak proxy or a stand-in
-    for a missing object. dpex uses this function for every attribute of such objects that torch does not read.
+    for a missing object. dpex uses this function for all attributes of users' objects that torch does not read.
     """
     try:
         return getattr(thing, name, None)
@@ -44,7 +44,7 @@ def is_a(thing: Any, kinds: type | tuple[type, ...]) -> bool:
 
 
 def lanes(batch_size: int, concurrency: int) -> int:
-    """Return the batches that a worker makes at the same time to load ``concurrency`` samples, at least two."""
+    """Return how many batches a worker makes at a time to load ``concurrency`` samples at a time; at least two."""
     return max(2, -(-concurrency // max(1, batch_size)))
 
 
@@ -85,7 +85,7 @@ def _is_async_itself(dataset: Any) -> bool:
 def with_inner_datasets(dataset: Any) -> Iterator[tuple[Any, bool]]:
     """Yield a dataset, and the datasets that it holds as attributes or in ``datasets``, at any depth.
 
-    The second value is True if only torch's wrappers enclose the dataset, which pass samples on unchanged.
+    The second value is True if all wrappers around the dataset are torch's, which pass samples on unchanged.
     """
     waiting, seen = [(dataset, True)], {id(dataset)}
     for each, is_torchs in waiting:

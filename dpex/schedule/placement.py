@@ -1,14 +1,14 @@
 """The worker pools, the workers wanted of each, and the messages under way to them. PURE.
 
-Tickets that any worker may make go to the pool with the fewest tickets under way for each worker. Tickets of a logical
+Tickets that any worker may make go to the pool with the fewest tickets under way per worker. Tickets of a logical
 worker go to the worker that `LogicalWorkers` names. A sent ticket counts to the ``load`` of its pool until
 `Placement.remove_ticket` reports it as made or lost.
 
 A message counts as sent once its `Send` is among the instructions. When a pool refuses it, `Placement.refused` takes
 back the message and all later messages to the same receiver, so that tickets keep their order. The next attempt at this
 receiver is a single message, so a full receiver costs one attempt instead of one per waiting ticket. The pool may then
-have as many tickets as before the refusal, plus one message. This limit grows with each message that the pool takes. A
-pool that refused gets no message until one of its tickets returns, so that other pools make the waiting tickets.
+have as many tickets as before the refusal, plus one message. This limit grows with each message that the pool takes. If
+there are other pools, they make the waiting tickets until a ticket of the pool that refused returns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Placement:
     """See the module. Other threads may read ``pools``, ``wanted``, ``load`` and ``settings``.
 
     Args:
-        settings: Workers and prefetch from the start.
+        settings: Workers and prefetch at the start.
         rules: The rules for the prefetch and the message size.
     """
 
@@ -58,7 +58,7 @@ class Placement:
         self.rules = rules
         self._former = settings
         self._took_over = 0
-        """Local workers that took over from the cluster, and leave when it is available again."""
+        """Number of local workers that took over from the cluster. They leave when it is available again."""
         self._now = 0.0
         """Time of the latest call of `issue`, in seconds."""
         self._carrier: dict[int, str] = {}
@@ -66,9 +66,9 @@ class Placement:
         self._sent_at: dict[int, float] = {}
         """Time at which a ticket was sent to another machine, in seconds, by ticket number."""
         self._full: set[tuple[str, int]] = set()
-        """Workers, with their pools, that refused the latest message."""
+        """Pool and number of each worker that refused its latest message."""
         self._room: dict[str, tuple[int, int]] = {}
-        """The limit of tickets of each pool that refused a message, and the next increment of this limit."""
+        """For each pool that refused a message: the limit of its tickets, and the next increment of this limit."""
         self._paused: set[str] = set()
         """Pools that refused a message for any worker, and from which no ticket has come back since."""
 
@@ -87,8 +87,8 @@ class Placement:
     def update_status(self, pool: str, status: PoolStatus) -> None:
         """Take in the status of a pool, which has changed. Tickets that the pool refused are offered again.
 
-        Warn of a pool that can start no worker only if other pools continue. Otherwise the error that ends the epoch,
-        or the warning that local workers take over, gives the reason.
+        A pool that can start no worker causes a warning only if other pools continue. Otherwise the error that ends the
+        epoch, or the warning that local workers take over, gives the reason.
         """
         had_failed = self.pools.get(pool, NO_STATUS).failed is not None
         self.pools[pool] = status
@@ -166,7 +166,7 @@ class Placement:
         self.request_workers(LOCAL, self.settings.local)
 
     def take_over_locally(self, cpus: int) -> bool:
-        """Ask for at most ``cpus`` local workers if no remote worker is left. Return True in that case."""
+        """Ask for at most ``cpus`` local workers if no remote worker is left. Return True if they were asked for."""
         remote = self.pools.get(REMOTE)
         if remote is None or remote.failed is None or self.serving() or self.wanted.get(LOCAL):
             return False
@@ -192,7 +192,7 @@ class Placement:
         self.request_workers(LOCAL, 0)
 
     def give_up_without_workers(self) -> None:
-        """End the epoch if every pool that is wanted has failed and no worker is left, as it would wait for ever.
+        """End the epoch if every wanted pool has failed and no worker is left, as the consumer would wait for ever.
 
         A failed cluster may recover later, but until then only local workers could make batches.
         """
@@ -210,7 +210,7 @@ class Placement:
         """
         self._now = now
         if self._paused:
-            self._paused = {pool for pool in self._paused if self.load[pool]}  # without a ticket, none can come back
+            self._paused = {pool for pool in self._paused if self.load[pool]}  # others would stay paused
         self._issue_shared(schedule, epoch, starving)
 
     def issue_elsewhere(self, schedule: Schedule, epoch: int) -> None:
@@ -235,7 +235,7 @@ class Placement:
         self.dirty.clear()
 
     def _is_beyond_room(self, pool: str) -> bool:
-        """Return True if the pool has more tickets than its limit after a refusal. Then raise the limit."""
+        """Return True if the pool has more tickets than its limit after a refusal; in this case raise the limit."""
         load, (room, more) = self.load[pool], self._room.get(pool, (math.inf, 1))
         if load > room:
             self._room[pool] = load + more, 2 * more
@@ -255,7 +255,7 @@ class Placement:
         return best
 
     def send(self, schedule: Schedule, message: Send, count: int) -> bool:
-        """Send ``count`` waiting tickets as ``message``. Return False if the receiver should get no more now."""
+        """Send ``count`` waiting tickets as ``message``. Return False if no other should go to its receiver now."""
         message.tickets.extend(schedule.issue_tickets(count, message.queue))
         self.instructions.append(message)
         self._on_its_way(message.tickets, message.pool)

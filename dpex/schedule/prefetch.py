@@ -2,8 +2,8 @@
 
 The prefetch is the maximum number of batches that are drawn and not yet delivered. It is PyTorch's ``num_workers *
 prefetch_factor``, because a dataset may read data that the training changes, such as a replay buffer in shared memory.
-A batch of it is as many steps old as the prefetch. A wider prefetch for groups of tiny batches was tried. It made twice
-as many batches, but batches of a replay buffer were up to 149 steps old. The exceptions are:
+A batch from such a buffer is as many steps old as the prefetch. A wider prefetch for groups of tiny batches was tried:
+it made twice as many batches, but batches from a replay buffer were up to 149 steps old. Exceptions from this rule are:
 
 * An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is exact.
 * Remote workers have a long round trip, and share no memory with the training. Each has `REMOTE_PREFETCH` batches in
@@ -11,7 +11,7 @@ as many batches, but batches of a replay buffer were up to 149 steps old. The ex
 * ``memory_budget`` limits the drawn tickets. A finished batch counts with its bytes, and an unfinished ticket with the
   bytes of the largest batch so far. A later batch may be larger and exceed the budget. Therefore each worker then has
   only a few tickets (`BUDGETED_LOCAL`, `BUDGETED_REMOTE`), one per message.
-* A worker of an asynchronous dataset makes several batches at the same time, so the prefetch is that many times larger.
+* A worker of an asynchronous dataset makes several batches at a time. The prefetch is multiplied by their number.
 * A tuner's prefetch replaces these rules. An explicit prefetch limits it.
 
 Tiny batches (under `TINY_S`) are grouped, many tickets to a message. Where a tuner runs, or all workers are remote, the
@@ -25,9 +25,9 @@ from dpex.measure.settings import Settings
 TINY_S = 0.0003
 """A batch that takes fewer seconds costs more to hand over than to make."""
 MESSAGE_S = 0.001
-"""Seconds of making that are put into one message."""
+"""Seconds of work that the tickets of one message should contain."""
 REMOTE_MESSAGE_S = 0.01
-"""Seconds of making that are put into one message to a remote worker, which takes longer to hand over."""
+"""Seconds of work that one message to a remote worker should contain. Handing over this message takes longer."""
 LARGEST_GROUP = 128
 """Maximum tickets in a message."""
 GROUPED_BYTES = 16 << 20
@@ -35,10 +35,10 @@ GROUPED_BYTES = 16 << 20
 REMOTE_PREFETCH = 4
 """Batches in flight for each remote worker: one is being made, and the rest are on the network."""
 REMOTE_WINDOW = 2
-"""Maximum number of messages of tickets for each remote worker that a node holds: one that the worker makes, and one
-that waits there or whose batches are on the network. A round trip in a data centre is much shorter than making a
-message, so no worker waits for the next one. More would only queue on the network, and hold up batches of other
-workers, as batches are delivered in order."""
+"""Maximum number of messages of tickets that a node holds for each remote worker. The worker makes the batches of one
+message. Another message waits on the node, or its batches are on the network. A round trip in a data centre is much
+shorter than making these batches, so no worker waits for a message. More messages would only queue on the network and
+delay the batches of other workers, because batches are delivered in order."""
 REMOTE_BYTES = 1 << 30
 """Maximum bytes in flight up to which the prefetch widens for remote workers."""
 BUDGETED_LOCAL = 2
@@ -48,7 +48,7 @@ busy afterwards. A worker that makes n batches at the same time may hold n - 1 m
 _REMEMBERED = 50
 """Approximate number of latest results that count in the averages."""
 _LEAST_SEEN = 8
-"""Minimum results before the averages decide anything, and results after which the settings are computed again."""
+"""Minimum results before the averages decide anything. Message size and prefetch are computed again after as many."""
 
 
 class PrefetchRules:
@@ -131,7 +131,7 @@ class PrefetchRules:
         return max(1, prefetch)
 
     def _widened(self, settings: Settings) -> int:
-        """Return the prefetch, widened for grouped, asynchronous and remote batches, and for each worker."""
+        """Return the prefetch, widened for grouped, asynchronous and remote batches, and for the number of workers."""
         workers = max(1, settings.workers)
         grouped = 4 * self.group * workers if self.group > 1 and self._may_widen(settings) else 0
         if self.is_tuned:
@@ -150,7 +150,7 @@ class PrefetchRules:
     def within_budget(self, room: int, settings: Settings, in_flight: int, ready_bytes: int) -> int:
         """Return how many of ``room`` tickets may be drawn.
 
-        At least one, if no ticket is in flight and no bytes wait for their delivery.
+        The result is at least one if no ticket is in flight and no finished batch waits for its delivery.
         """
         assert self._memory_budget is not None
         beside = self._lanes - 1
@@ -162,8 +162,8 @@ class PrefetchRules:
         return max(0, min(room, most - in_flight))
 
     def message_size(self, prefetch: int, workers: int, remote: bool) -> int:
-        """Return the number of tickets per message: large enough to pay for the message, small enough that every worker
-        gets one."""
+        """Return the number of tickets per message: large enough to pay for the message, and small enough that every
+        worker gets a message."""
         group = self.group
         if remote and self._memory_budget is None and self._seen and self.service_s < 2 * REMOTE_MESSAGE_S:
             group = min(LARGEST_GROUP, max(group, int(REMOTE_MESSAGE_S / max(1e-5, self.service_s))))

@@ -1,12 +1,12 @@
-"""The progress of a pass and of its logical workers, from which a death is replayed and a later run resumes. PURE.
+"""The progress of a pass and of its logical workers. After a death, or in a later run, work resumes from it. PURE.
 
 After a death, a logical worker starts from its latest state and makes the later tickets again. A run that is resumed
 later needs the state after the last batch that was *delivered*, and workers are ahead of the delivery. So the latest
 state that is not ahead of the delivery is kept, and all later states (`LogicalLog.forget_before`).
 
 For a stream whose dataset has no state, only the delivered batches of this epoch are counted, over all runs. A later
-run reads these batches again and drops them. If a dataset has a state that was not requested yet, the state is None,
-as at its start.
+run reads these batches again and drops them. While the state of a dataset was not requested yet, None stands for it, as
+for its state at the start.
 
 All tickets of a stream have the same index, and their numbers are equal steps apart. Tickets are kept as runs of equal
 steps (`TicketRuns`), because a list of the tickets of many hours would grow without end.
@@ -24,7 +24,7 @@ START = (-1, -1)
 
 
 class MadeTicket(NamedTuple):
-    """A ticket that was made: its epoch, its number in it, and its index."""
+    """A ticket that was made: its epoch, its number in the epoch, and its index."""
 
     epoch: int
     number: int
@@ -32,8 +32,7 @@ class MadeTicket(NamedTuple):
 
 
 made_ticket_of: Callable[..., MadeTicket] = tuple.__new__
-"""Make a `MadeTicket` of a tuple of all its fields, in half the time of a call of the class. One is made for each
-batch."""
+"""Make a `MadeTicket` from a tuple of all its fields, once per batch. Calling the class takes twice the time."""
 
 
 class TicketRun(NamedTuple):
@@ -115,7 +114,7 @@ class LogicalPoint:
     state: Any = None
     """The state that a worker reported; None: as at its start."""
     again: tuple[MadeTicket, ...] = ()
-    """Tickets that it made after that state, to be made once more."""
+    """Tickets that the logical worker made after ``state``, and has to make again."""
     batches: int = 0
     """Delivered batches of this epoch, in all runs, for a stream whose dataset has no state. ``state`` is then None, or
     the state from which a worker reads these batches again and drops them."""
@@ -125,9 +124,9 @@ class LogicalPoint:
     def going_on(self, epoch: int, first: int) -> LogicalPoint:
         """Return the point for a pass that resumes at ticket ``first``.
 
-        If a stream ended ahead of its turn, the last ticket in ``again`` is its end. It is dropped, because the resumed
-        pass may give its number to another stream; the stream then finds its end anew. The other tickets of the epoch
-        were delivered. They get numbers before ``first``, because out of order they may have had later numbers.
+        If a stream ended ahead of its turn, it found its end at the last ticket in ``again``. This ticket is dropped,
+        because the resumed pass may give its number to another stream; the stream finds its end anew. The other tickets
+        of the epoch were delivered, perhaps out of order with numbers after ``first``. They get numbers before it.
         """
         again, is_over = self.again, self.has_ended
         if is_over and again and again[-1][:2] >= (epoch, first):
@@ -142,7 +141,7 @@ class LogicalLog:
     """The states of one logical worker, as workers reported them, and the tickets that it has made since.
 
     Args:
-        is_stream: It reads a stream. While no worker has reported a state, only the batches of a stream are counted.
+        is_stream: True for a stream. Until a worker has reported a state, only its delivered batches are counted.
     """
 
     def __init__(self, *, is_stream: bool) -> None:
@@ -151,11 +150,11 @@ class LogicalLog:
         self._made: deque[MadeTicket] | TicketRuns = TicketRuns() if is_stream else deque()
         self._batches = 0
         self._start: Any = None
-        """The state from which a stream starts if an earlier run began its epoch and no state was reported in it."""
+        """The state from which a stream starts if an earlier run began the epoch, and this run has no later state."""
 
     @property
     def is_known(self) -> bool:
-        """Return True if a state was reported. None counts: the dataset has a state that was not requested yet."""
+        """Return True if a state was reported. The state None counts; it stands for one that was not requested yet."""
         return bool(self._states)
 
     def begin_epoch(self) -> None:
@@ -171,9 +170,9 @@ class LogicalLog:
             made.append(made_ticket_of(MadeTicket, (epoch, number, index)))
 
     def add_end(self, epoch: int, number: int, index: Any) -> None:
-        """Note that the stream ended at this ticket, which is made again unless a later state is reported.
+        """Note that the stream ended at this ticket. A restart makes the ticket again unless a later state is known.
 
-        A dataset may prepare its next epoch when it ends. If that were skipped, its next epoch would start at the end.
+        A dataset may prepare its next epoch when it ends. Without this ticket, that epoch would start at the old end.
         """
         if self._states:
             self.add_made(epoch, number, index)
@@ -181,7 +180,7 @@ class LogicalLog:
     def add_state(self, epoch: int, number: int, state: Any) -> None:
         """Add the state after ticket ``number`` of ``epoch``.
 
-        A state after an earlier ticket than the latest is ignored. A second state after the same ticket replaces the
+        A state is ignored if the state after a later ticket is known. A second state after the same ticket replaces the
         first, because it may also hold the state of the dataset, which was asked for meanwhile.
         """
         states, place = self._states, (epoch, number)
@@ -212,7 +211,7 @@ class LogicalLog:
         Args:
             epoch: The present epoch.
             first: The number of the next ticket to be delivered.
-            delivered: Its batches that were delivered in this run.
+            delivered: Batches of the logical worker that were delivered in this run.
             has_ended: The stream has no more batches.
         """
         known = [(place, state) for place, state in self._states if place < (epoch, first)]
@@ -238,7 +237,7 @@ class ResumePoint:
     """The progress of a pass, by the batches that were delivered."""
 
     epoch: int = 0
-    """The epoch of the iterator, as persistent workers have several."""
+    """The epoch of the iterator, which has several epochs if its workers persist."""
     first: int = 0
     """The number of the next batch."""
     ahead: frozenset[int] = field(default_factory=frozenset)
@@ -246,7 +245,7 @@ class ResumePoint:
     turn: int = 0
     """The logical worker whose turn it is."""
     logicals: tuple[LogicalPoint, ...] = ()
-    """The point of each logical worker; empty where any worker makes any ticket."""
+    """The point of each logical worker; empty if any worker may make any ticket."""
     read: ResumePoint | None = None
     """The point of the pass that reads the stream, if other workers decode it; else None."""
 

@@ -11,7 +11,7 @@ from dpex.errors import OptionError
 
 OnSampleError = Literal["raise", "skip", "replace"]
 HANGS = 2
-"""Workers in which a sample hangs before ``on_error`` decides: a network or disk may have paused for the first one."""
+"""Workers in which a sample hangs before ``on_error`` decides. In one worker, the network or disk may have paused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +23,11 @@ class SamplePolicy:
             in torch. ``"skip"``: another sample of the same batch takes its place, and is in the batch twice.
             ``"replace"``: another sample of the dataset takes its place. Batches stay full and ranks in step. The first
             failure is a warning; all are logged, counted (``stats().failed_samples``) and named in the diagnosis.
-        max_errors: The maximum share of samples that may fail, from 0 to 1; 1 % by default. More raise
+        max_errors: The maximum share of samples that may fail, from 0 to 1; 1 % by default. A larger share raises
             `TooManySampleErrors`. Ten failures are always allowed.
         timeout_s: Seconds that loading a sample may take. A worker that takes longer is ended, with a warning that
-            shows its stack, and another worker makes the batch again. If the sample hangs there, too, ``on_error``
-            decides; with ``"raise"`` the error is a `SampleTimeoutError`. Workers are then processes. None: no limit.
+            shows its stack, and another worker makes the batch again. If the sample hangs again, ``on_error`` decides;
+            with ``"raise"`` the error is a `SampleTimeoutError`. With a limit, workers are processes. None: no limit.
 
     Raises:
         OptionError: An option has an invalid value. It is a ValueError.
@@ -76,7 +76,7 @@ ALL_AT_ONCE = -1
 class LeavingOut:
     """An index of a batch, and the reasons why the samples at some positions in it are not to be loaded.
 
-    `ALL_AT_ONCE` as a position: loading all samples together took too long, so they are to be loaded one by one.
+    The position `ALL_AT_ONCE` means that loading all samples together took too long, and they are loaded one by one.
     """
 
     index: Any

@@ -11,8 +11,8 @@ Rules:
 * With ``queues == n`` a ticket belongs to one of *n* logical workers. With ``in_order`` the draw
   chooses the next active queue in turn, as PyTorch does. Otherwise it chooses the next queue with room for the ticket.
 * An ended queue (an exhausted stream) drops its other tickets and takes no more.
-* A lost ticket returns to the front. If its worker died while making it, it has one try less. After ``max_tries`` it is
-  given up, and its failure is delivered in its place.
+* A lost ticket returns to the front of its queue. The ticket that the dead worker was making has one try less. After
+  ``max_tries`` it is given up, and its failure is delivered in its place.
 
 The owner is a single thread. An illegal call raises `ScheduleError` and leaves the state unchanged.
 """
@@ -64,8 +64,7 @@ class MadeBatch(NamedTuple):
 
 
 _made_batch_of: Callable[..., MadeBatch] = tuple.__new__
-"""Make a `MadeBatch` of a tuple of all its fields, in half the time of a call of the class. One is made for each
-batch."""
+"""Make a `MadeBatch` from a tuple of all its fields, once per batch. Calling the class takes twice the time."""
 
 SHARED: Final = 0
 """The queue that every ticket belongs to when there are no logical workers."""
@@ -76,7 +75,7 @@ class Schedule:
 
     def __init__(self, *, prefetch: int, queues: int = 0, in_order: bool = True, max_tries: int = 3) -> None:
         if prefetch < 1 or queues < 0 or max_tries < 1:
-            raise ScheduleError(f"prefetch={prefetch} and max_tries={max_tries} start at 1, queues={queues} at 0")
+            raise ScheduleError(f"prefetch={prefetch}, max_tries={max_tries}, queues={queues}: minimums are 1, 1, 0")
         self.prefetch: int = prefetch
         self.in_order = in_order
         self.max_tries = max_tries
@@ -156,14 +155,14 @@ class Schedule:
     # -- resuming ------------------------------------------------------------------------------------------------
 
     def resume_at(self, first: int, turn: int, ended: Iterable[int]) -> None:
-        """Begin a new schedule with ticket ``first`` instead of 0; these queues have ended already."""
+        """Begin a new schedule with ticket ``first`` instead of 0, and with the queues in ``ended`` at their end."""
         self.drawn = self.next_number = self.delivered = first
         self._turn = turn
         for queue in ended:
             self.end_queue(queue)
 
     def pass_over(self, index: Any) -> None:
-        """Draw a ticket that an earlier run has delivered, so that it is not made."""
+        """Draw a ticket and drop it, because an earlier run has delivered its batch."""
         ticket = self.draw(index)
         self._close(ticket)
 
@@ -190,7 +189,7 @@ class Schedule:
         return self._turn if found is None else found.queue
 
     def standing(self, queue: int) -> tuple[int, int, bool]:
-        """Return a queue's first open ticket, its count of delivered tickets, and True if it has ended."""
+        """Return the number of a queue's first undelivered ticket, its count of delivered ones, and if it has ended."""
         kept = [batch.number for batch in self._not_returned if batch.queue == queue]
         ready = [number for number, delivery in self._ready.items() if delivery.queue == queue] + kept
         waiting = [number for number, ticket in self._open.items() if ticket.queue == queue]
@@ -202,7 +201,7 @@ class Schedule:
         return [(count, not active) for count, active in zip(self.delivered_of, self._active, strict=True)]
 
     def is_in_midst(self, queue: int, working_on: int | None) -> bool:
-        """Return True if ``queue`` has not ended, and a ticket of it was made, or is ``working_on``."""
+        """Return True if ``queue`` has not ended, and one of its tickets was made or is the ticket ``working_on``."""
         worked_on = None if working_on is None else self._open.get(working_on)
         has_begun = self.delivered_of[queue] or (worked_on is not None and worked_on.queue == queue)
         return self._active[queue] and bool(has_begun or any(made.queue == queue for made in self._ready.values()))
@@ -231,7 +230,7 @@ class Schedule:
     def _requeue(self, ticket: Ticket) -> None:
         """Put a ticket back into its queue, in the order of numbers."""
         waiting = self._pending[ticket.queue]
-        if not waiting or ticket < waiting[0]:  # mostly: the ticket was taken from this queue's front
+        if not waiting or ticket < waiting[0]:  # the usual case, as tickets are taken from the front
             waiting.appendleft(ticket)
         else:
             ordered = list(waiting)
@@ -309,7 +308,7 @@ class Schedule:
                 return found
             if self.next_number in self._open:
                 return None
-            self.next_number += 1  # dropped with its stream
+            self.next_number += 1  # this ticket was dropped when its stream ended
         return None
 
     def deliver(self, batch: MadeBatch, thread: int = 0) -> None:
@@ -336,7 +335,7 @@ class Schedule:
         return found
 
     def made(self) -> list[MadeBatch]:
-        """Return all finished batches that are not delivered, also behind an unfinished batch."""
+        """Return all finished batches that are not delivered, even those after an unfinished batch."""
         return list(self._ready.values())
 
     def replace(self, number: int, payload: Any) -> None:

@@ -18,7 +18,7 @@ SEEDINGS = ("worker", "batch")
 
 
 def mix64(value: int) -> int:
-    """Finaliser of SplitMix64 for the lower 64 bits of ``value``: a bijection; each bit in affects each bit out."""
+    """SplitMix64's finaliser of the lower 64 bits of ``value``: a bijection. Each input bit affects each output bit."""
     value &= _MASK64
     value = ((value ^ (value >> 30)) * _MIX[0]) & _MASK64
     value = ((value ^ (value >> 27)) * _MIX[1]) & _MASK64
@@ -31,5 +31,5 @@ def epoch_key(base_seed: int, epoch: int) -> int:
 
 
 def ticket_seed(key: int, number: int) -> int:
-    """63-bit seed of batch ``number`` under ``key`` (see `epoch_key`); non-negative, as every generator wants it."""
+    """63-bit seed of batch ``number`` under ``key`` (see `epoch_key`); non-negative, so every generator accepts it."""
     return mix64(key + (number + 1) * _GOLDEN_GAMMA) >> 1

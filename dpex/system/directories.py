@@ -25,7 +25,7 @@ _REMEDY = f"remove it, or give a directory of yours by MetricsConfig(directory=.
 
 
 def own_directories(environment: Mapping[str, str]) -> list[Path]:
-    """Return the directories of this user, the preferred one first. The next is used if another user owns that path.
+    """Return the directories of this user in order of preference. If another user owns a path, the next is used.
 
     The first is deleted with the session, the second with temporary files. The last is in the user's cache directory.
     """
@@ -56,7 +56,7 @@ def is_safe(own: Path) -> bool:
 
 
 def _is_mine(path: Path) -> bool:
-    """Return True for a path of this user; XDG_RUNTIME_DIR may belong to the user who called su."""
+    """Return True if this user owns the path. After su, XDG_RUNTIME_DIR may belong to the user who called su."""
     try:
         return path.stat().st_uid == os.getuid()
     except OSError:

@@ -47,9 +47,9 @@ _MOST_READ = 8
 """Processes whose memory is read for one median."""
 _PROC = Path("/proc")
 _IDLE = slice(3, 5)
-"""Indices in a CPU's line of ``/proc/stat`` of the times in which it was idle or waited for a disk."""
+"""Indices of a CPU's idle time and its time of waiting for disks, in its line of ``/proc/stat``."""
 _GUESTS = 8
-"""Index in this line from which on times are left out: those of virtual machines, which earlier times include."""
+"""Index in this line of the times of virtual machines, which are left out because earlier times include them."""
 _ASKED = 16
 """Maximum processes that are read. They are evenly spread among all."""
 _THREADS_ASKED = 128
@@ -230,7 +230,7 @@ def free_memory() -> int | None:
 
 
 def _kilobytes(file: Path, name: str) -> list[int]:
-    """Return the numbers in the lines of a file whose names begin with ``name``."""
+    """Return the numbers from those lines of a file that begin with ``name``."""
     return [int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(name)]
 
 
@@ -280,7 +280,7 @@ class MachineCounts:
     used: CpuUse | None = None
 
     def part(self, since: MachineCounts, seconds: float) -> float:
-        """Return ``seconds`` as a part of the time since other counts, 0 to 1."""
+        """Return ``seconds`` as a fraction, 0 to 1, of the time between the counts ``since`` and these counts."""
         return min(1.0, max(0.0, seconds) / max(1e-6, self.at - since.at))
 
     def completed(self, found: Reading, since: MachineCounts, cpu_part: float, queued_part: float = 1.0) -> Reading:
@@ -353,7 +353,7 @@ class MachineMeter:
         return max(0.5, self._usable / self._parts)
 
     def counts(self, pids: Collection[int], workers: int = 0, sharing_ranks: int = 1) -> dict[str, Any]:
-        """Return the fields of `Reading` about the machine. Other programs count since the previous reading.
+        """Return the fields of `Reading` about the machine. Other programs' times span the latest two readings.
 
         ``pids``: The processes of the local workers, which may outnumber ``workers``.
         """

@@ -82,7 +82,7 @@ def cluster_id(address: str | None = None) -> str:
         errors: Any = importlib.import_module("ray.exceptions")
         try:
             client = importlib.import_module("ray._raylet").GcsClient(address=address)
-        except getattr(errors, "AuthenticationError", ()) as error:  # older releases ask for no token
+        except getattr(errors, "AuthenticationError", ()) as error:  # older releases of Ray ask for no token
             raise TokenError(str(error)) from error
         except errors.RayError as error:
             raise RuntimeError(str(error)) from error

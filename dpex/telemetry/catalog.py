@@ -5,10 +5,10 @@ that are calculated at each scrape, and metrics that export several fields, one 
 
 Names follow Prometheus's rules (prometheus.io/docs/practices/naming): one prefix, one unit and one quantity per metric,
 base units, ratios from 0 to 1, and ``_total`` for what accumulates. The sum or the average over all labels of a metric
-is meaningful. Labels have few values, which are known here; none names a worker, a process, an epoch or a file. The
-labels of the scrape target name the job, rank and node (see `dpex.telemetry.discovery`).
+is meaningful. Labels have few values, listed here or limited by `Label.most`; none names a worker, a process, an epoch
+or a file. The labels of the scrape target name the job, rank and node (see `dpex.telemetry.discovery`).
 
-``docs/metrics.md`` lists them; `dashboards.pages` writes the list.
+``docs/metrics.md`` lists the metrics; `dashboards.pages` writes the list.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Group = Literal["consumer", "workers", "network", "tuner", "gpu", "process"]
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """A label's name and its possible values. Without ``values`` it is open, with at most ``most`` at a time."""
+    """A label's name and its possible values. If ``values`` is empty, it has any values, at most ``most`` at a time."""
 
     name: str
     values: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric; its kind and unit follow from its name, as Prometheus's conventions want it.
+    """A metric. By Prometheus's conventions, its name determines its kind and its unit.
 
     Attributes:
         labels: The labels, in the order of their values in a key.
@@ -105,7 +105,7 @@ GPU = Label(name="gpu", most=8, help="the GPU's UUID")
 # -- metrics of one field ----------------------------------------------------------------------------------------------
 
 _BY_NAME = {"causes": CAUSE, "moved_bytes": PATH, "errors": ERROR}
-"""Labels by field, for fields that map the values of this label to numbers."""
+"""The label of each field that is a mapping. The keys of the mapping are values of the label."""
 _OTHER_POOLS = {
     "services": POOL,
     "nodes_excluded": CLUSTER,
@@ -134,12 +134,12 @@ _OTHERS: tuple[Metric, ...] = (
         "The share of `wait`: under 5 % loading is not the bottleneck, over 20 % it is.",
         "Wall time of the training loop: waiting for a batch, receiving it, or working."),
     Metric("consumer", "dpex_last_batch_timestamp_seconds", (LOADER,),
-        "`time() - dpex_last_batch_timestamp_seconds` grows while training is stuck, or at something else.",
+        "`time() - dpex_last_batch_timestamp_seconds` grows while training is stuck, or busy with something else.",
         "Unix time at which the latest batch was delivered."),
     Metric("consumer", "dpex_device_feed_seconds_total", (LOADER, PART),
-        "`wait` near 0: copies and transforms hide behind training. If it grows, the larger of the others is what "
-        "to make cheaper: `uint8` until the device, or less in the transform of `DeviceConfig`.",
-        "Seconds of the device, by what it did with batches that a loader with `device=` brings to it."),
+        "`wait` near 0: copies and transforms overlap with training. If `wait` grows, reduce the larger of `copy` "
+        "(by `uint8` until the device) and `transform` (by less work in the transform of `DeviceConfig`).",
+        "Seconds in which the device copied or transformed batches of a loader with `device=`, or waited for them."),
     Metric("workers", "dpex_worker_seconds_total", (LOADER, POOL, STAGE),
         "Over dpex_worker_batch_seconds_count: what a batch costs; over dpex_workers_running: use.",
         "Wall time spent making batches, by stage, over all workers of a pool."),
@@ -150,10 +150,10 @@ _OTHERS: tuple[Metric, ...] = (
         "Many at first and few later is normal. Permanent ups and downs mean a load that keeps changing.",
         "Changes of settings by the tuner, by setting and direction."),
     Metric("tuner", "dpex_tuner_undone_total", (LOADER,),
-        "Now and then is how it finds the limit; more than half of all decisions is a noisy machine.",
+        "A few are normal, because the tuner finds the limit so; over half of all decisions mean a noisy machine.",
         "Decisions taken back because they did not bring what they should."),
     Metric("tuner", "dpex_tuner_predicted_wait_ratio", (LOADER,),
-        "Beside dpex_tuner_measured_wait_ratio: close together means that the tuner's model fits.",
+        "If it is close to dpex_tuner_measured_wait_ratio, the tuner's model fits.",
         "Share of wall time that the training loop should wait after the latest decision that was judged."),
     Metric("tuner", "dpex_tuner_measured_wait_ratio", (LOADER,),
         "What the decision brought; see dpex_tuner_predicted_wait_ratio.",

@@ -20,7 +20,7 @@ from dpex.system.directories import make_directory, open_directory, read_file, w
 
 _NAME = re.compile(r"dpex-(?P<node>.+)-(?P<pid>\d+)-(?P<started>\d+)\.json")
 _SAME = 200
-"""Hundredths of a second by which two readings of one start time can differ, as the clock may be set in between."""
+"""Hundredths of a second by which two readings of a start time can differ if the clock is set between them."""
 
 
 def identity(environment: Mapping[str, str]) -> dict[str, str]:
@@ -47,7 +47,7 @@ def started_at(pid: int) -> int | None:
     import psutil  # takes 10 ms to import
 
     try:
-        booted = psutil.boot_time()  # moves with the clock, as create_time does, so that the difference is fixed
+        booted = psutil.boot_time()  # this and create_time both move with the clock; their difference is fixed
         process = psutil.Process(pid)
         if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             return None

@@ -1,10 +1,10 @@
-"""The endpoint of this process, and the registration of loaders there.
+"""The endpoint of this process, and the registration of loaders at the endpoint.
 
-There is one endpoint for all loaders, open while a loader that asked for it exists.
+All loaders share one endpoint, which is open while a loader that requested metrics exists.
 
-`dpex.telemetry.http` serves, and prometheus-client renders the metrics. Workers and forks of a serving process do not
-serve. One lock guards the state; no batch takes it. A garbage collection can end a loader in any thread and at any
-line, so `Exporter.unregister` can be called inside any method of this module.
+`dpex.telemetry.http` is the server, and prometheus-client renders the metrics. Workers and forks of a serving process
+do not serve. One lock guards the state; no batch takes it. A garbage collection can end a loader in any thread and at
+any line, so `Exporter.unregister` can be called inside any method of this module.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class _MetricsServer:
         self._sampler.stop(wait=wait)
 
     def abandon(self) -> None:
-        """Close the parent's sockets in a forked process, so that its port is free once the parent has ended."""
+        """Close the parent's sockets in a forked process, so that the port is free once the parent has ended."""
         self._http.abandon()
 
 
@@ -147,7 +147,7 @@ def _listening(port: int, config: MetricsConfig, app: App) -> Server:
 
 
 class Registration(NamedTuple):
-    """The registration of one loader, without keeping it alive. It ends by ``end``, or with the loader itself."""
+    """The registration of one loader. It does not keep the loader alive. It ends with ``end()`` or with the loader."""
 
     ledger: LoaderMetrics
     end: Callable[[], object]
@@ -191,7 +191,7 @@ class Exporter:
             None if no metrics are requested, or if this process was forked from a serving process.
 
         Raises:
-            OptionError: Nothing can listen on that host, the certificate cannot be read; or see `requested_port`.
+            OptionError: The port is not valid, nothing can listen on the host, or the certificate cannot be read.
         """
         port = requested_port(port, config, os.environ)
         with self._lock:

@@ -1,8 +1,8 @@
 """The counts of a loader over all its iterators, by the names of the catalogue, and as Prometheus metric families.
 
 The counts of an ended iterator stay in the ledger. Reading takes no lock that `add_iterator`, a batch or the end of an
-iterator could wait for. No counter ever shrinks, even if it is read in the middle of a change. Families are built when
-they are scraped, with prometheus-client, which is imported then.
+iterator could wait for. No counter ever shrinks, even if it is read in the middle of a change. Each scrape builds the
+families with prometheus-client, which this module imports only then.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("dpex")
 
 Key = tuple[str, ...]
-"""A metric's name, and the values of its labels without the loader's."""
+"""A metric's name, and the values of its labels except ``loader``."""
 
 
 @dataclass(kw_only=True)
@@ -54,7 +54,7 @@ class IteratorCounts(LastReading[Reading]):
     """The counts of an iterator in the ledger: the present ones, or the last ones once it has ended."""
 
     def freeze(self, last: Reading | None = None) -> None:
-        """Keep the counts and release the iterator. Takes no lock: a garbage collection can call this anywhere."""
+        """Keep the counts and release the iterator. Takes no lock, as a garbage collection can call this anywhere."""
         if not self.has_ended:
             super().freeze((last or self.read()).at_rest())
 
@@ -66,7 +66,7 @@ class LoaderMetrics:
         info: Labels of ``dpex_loader_info`` after the name.
         tuner: The latest loader's tuner, or None.
         case: The source of the latest loader's diagnoses, or None.
-        cache_bytes: A function that returns the fields of `Reading` on the loader's cache.
+        cache_bytes: A function that returns the fields of `Reading` that describe the loader's cache.
     """
 
     def __init__(self, name: str, info: Sequence[str] = ()) -> None:
@@ -115,7 +115,7 @@ def values_of(reading: Reading) -> MetricValues:
 
 
 def _few(machines: Mapping[str, PoolReading]) -> Mapping[str, PoolReading]:
-    """Return the first machines that measure their connection, and all others as one. The order never changes."""
+    """Return the first machines that measure their connection, and the sum of all others. The order never changes."""
     kept = MACHINE.most - 1
     rest = [one for one in list(machines.values())[kept:] if one.sent_bytes]
     few = {place: one for place, one in list(machines.items())[:kept] if one.sent_bytes}
@@ -142,8 +142,8 @@ def _add(found: MetricValues, record: Record, labels: Key) -> None:
 
 
 def _put(found: MetricValues, key: Key, value: float) -> None:
-    """Add a value if its metric exists for these labels. The training process has no restarts, for example, and metrics
-    of single machines have no value for all machines."""
+    """Add a value if its metric exists for these labels. For example, the training process has no restarts, and a
+    metric with the label ``machine`` has no value without a machine."""
     metric = BY_NAME[key[0]]
     if len(metric.labels) != len(key):
         return
@@ -203,7 +203,7 @@ class Families(dict[str, Any]):
 
 
 class Collector:
-    """The collector of the registry. ``gpu`` can be set at any time. GPUs have no series until one is seen."""
+    """The collector of the registry. ``gpu`` can be set at any time. GPUs have no series until a GPU is seen."""
 
     def __init__(self, ledgers: Callable[[], Iterable[LoaderMetrics]], gpu: Gpus | None = None) -> None:
         self.gpu = gpu

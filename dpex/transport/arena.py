@@ -1,7 +1,7 @@
 """Shared memory that is faulted in once and reused for batch after batch.
 
 A *segment* is one anonymous shared file (`dpex.transport.memory.memory_file`), divided into
-equal *slots*. Its first pages hold two bytes a slot: "held by the maker" and "held by the taker". A slot is free when
+equal *slots*. Its first pages hold two bytes per slot: "held by the maker" and "held by the taker". A slot is free when
 both are zero. The maker (a worker) sets both; each side clears its own byte when its last tensor or array that views
 the slot dies. No lock is needed, because every byte has one writer at a time.
 
@@ -9,11 +9,11 @@ The maker owns the arena. The taker maps a segment once and closes the descripto
 the maker dies, the memory lives on until the taker's last view is gone.
 
 A process forked from either side inherits its views, and may read them as long as it lives. So the child never clears
-a byte, and the slots in use at the fork stay in use until the child and its own children have ended. To learn that,
-a fork while slots are in use opens a pipe. The children inherit its writing end, and its reading end reports their end.
-The owner polls the reading end, one descriptor per living fork, when it takes or releases a slot. An executed program
-does not inherit the pipe. If no descriptor is free for the pipe, the slots in use at the fork are never released: dpex
-loses memory rather than change a batch.
+a byte, and the slots in use at the fork stay in use until the child and its own children have ended. To detect their
+end, dpex opens a pipe at each fork with slots in use. The children inherit the writing end, and the reading end reports
+a hang-up once all of them have ended. The parent polls it, one descriptor per living fork, when it takes or releases a
+slot. An executed program does not inherit the pipe. If no descriptor is free for the pipe, dpex never releases the
+slots in use at the fork, because reusing a slot might change a batch that a child reads.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class SegmentSpec(NamedTuple):
 
 
 def slot_class(nbytes: int) -> int:
-    """Return the slot size for ``nbytes``: rounded up to whole pages, and to a multiple of 1/8 (from 1 MiB on, 1/32) of
-    the largest power of two in ``nbytes``, which limits the waste."""
+    """Return the slot size for ``nbytes``: whole pages, and a multiple of 1/8 of the largest power of two up to
+    ``nbytes``. From 1 MiB on, it is a multiple of 1/32, which wastes less memory."""
     nbytes = max(nbytes, PAGE_BYTES)
     parts = 6 if nbytes >= _LARGE_BYTES else 4
     step = max(PAGE_BYTES, 1 << max(0, nbytes.bit_length() - parts))
@@ -75,10 +75,10 @@ def slot_class(nbytes: int) -> int:
 
 
 def tensor_over(base: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return a flat tensor over the bytes of ``base``, which lives as long as the tensor's storage does.
+    """Return a flat tensor over the bytes of ``base``. The tensor's storage keeps ``base`` alive.
 
-    `torch.frombuffer` alone is not enough. ``share_memory_``, or a queue that the tensor is put in, moves the storage
-    to other bytes, and ``base`` would end. An array that ``numpy()`` returned before still reads the bytes of ``base``.
+    `torch.frombuffer` alone is not enough: ``share_memory_``, or putting the tensor in a queue, moves the storage to
+    other memory and would release ``base``, although an array from an earlier ``numpy()`` may still read its bytes.
     """
     flat = torch.frombuffer(base, dtype=dtype)
     flat.untyped_storage()._dpex_base = base  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ def tensor_over(base: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def memory_behind(tensor: torch.Tensor) -> Any | None:
-    """Return the whole map of the segment that contains the bytes of a tensor; None for any other tensor."""
+    """Return the whole map of the segment that contains a tensor's bytes; None if no segment contains them."""
     if tensor.layout is not torch.strided:
         return None
     memory = getattr(getattr(tensor.untyped_storage(), "_dpex_base", None), "base", None)
@@ -94,11 +94,11 @@ def memory_behind(tensor: torch.Tensor) -> Any | None:
 
 
 class _Hold(weakref.ref):  # type: ignore[type-arg]
-    """Weak reference to a view's base array, whose callback clears a byte when the array dies.
+    """Weak reference to the base array of a view. Its callback clears the slot's byte when the array dies.
 
     The callback is `operator.setitem` with this reference as the value, which ``__index__`` turns into 0. Both are
-    implemented in C: Python prints an exception that is raised in Python code of a callback, and goes on. One Ctrl-C in
-    300 was lost in that way, and its slot was never free again. ``born``: see `_age`.
+    implemented in C, because Python only prints an exception that is raised in the Python code of a callback. One
+    Ctrl-C in 300 was lost in this way, and the slot was never free again. ``born``: see `_age`.
     """
 
     __slots__ = ("born",)
@@ -107,7 +107,7 @@ class _Hold(weakref.ref):  # type: ignore[type-arg]
 
 
 class Segment:
-    """A mapped file with slots. Of the two bytes of each slot, this process clears the byte ``side``.
+    """A mapped file with slots. This process clears the byte ``side`` of the two bytes of each slot.
 
     ``shared``: False if the memory is private, so that forks copy it.
     """
@@ -129,7 +129,7 @@ class Segment:
         base = np.frombuffer(self._memory, np.uint8, nbytes, self.offset(slot))
         at, born = 2 * slot + self._side, _age
         self._hold(slot, base, partial(operator.setitem, self.flags, at), born)
-        if forks and self._shared:  # after `_hold`: a concurrent fork finds this view, or is in `forks`
+        if forks and self._shared:  # tested after `_hold`, so that a concurrent fork finds this view or is in `forks`
             release_after_forks()
             self._hold(slot, base, partial(_clear, self.flags, at, born), born)
         return base
@@ -140,7 +140,7 @@ class Segment:
         self._holds[slot] = hold
 
     def keep_for_fork(self) -> None:
-        """Have the slots of existing views released only after the processes of the coming fork have ended."""
+        """Delay the release of slots with existing views until the processes of the coming fork have ended."""
         for slot, hold in list(self._holds.items()):
             base, at = hold(), 2 * slot + self._side
             if base is not None:
@@ -150,7 +150,7 @@ class Segment:
         return self._data + slot * self.spec.slot_bytes
 
     def free_slot(self) -> int | None:
-        """Return a slot that neither side holds, searching on from the previous result; None if all are held."""
+        """Return a slot that neither side holds; None if all are held. The search starts after the previous result."""
         flags, at = self.flags, self._next
         if flags[2 * at] or flags[2 * at + 1]:
             if b"\0\0" not in bytes(flags):
@@ -167,7 +167,7 @@ class Segment:
         return not self.flags[2 * slot] and not self.flags[2 * slot + 1]
 
     def advise(self, slot: int, advice: int) -> bool:
-        """Advise the kernel about the pages of a slot; False where it refused."""
+        """Advise the kernel about the pages of a slot. Return False if the kernel refused."""
         return advise(self._memory, advice, self.offset(slot), self.spec.slot_bytes)
 
 
@@ -223,7 +223,7 @@ class Arena:
         return base, ref
 
     def slot_at(self, address: int) -> SlotRef | None:
-        """Return the slot that starts at ``address``, if the maker alone holds it, or None."""
+        """Return the slot that starts at ``address`` if only the maker holds it, else None."""
         ref = self._placed.get(address)
         if ref is None:
             return None
@@ -231,7 +231,7 @@ class Arena:
         return ref if flags[2 * ref.slot + _MAKER] and not flags[2 * ref.slot + _TAKER] else None
 
     def hand_over(self, ref: SlotRef) -> None:
-        """Have the taker hold the slot until its own views are gone."""
+        """Mark the slot as held by the taker, which clears the mark when its last view of the slot is gone."""
         self._segments[ref.segment].flags[2 * ref.slot + _TAKER] = 1
 
     def take_back(self, ref: SlotRef) -> None:
@@ -264,10 +264,10 @@ class Arena:
         return ref
 
     def _reuse(self, slot_bytes: int) -> SlotRef | None:
-        """Return a free slot, searching first the segment that last had one, then the others of that size.
+        """Return a free slot; None if there is none. The search starts with the segment that last had a free slot.
 
-        Large slots have a segment each. The search starts with the oldest, so that segments beyond the number in use
-        at the same time stay unused, and `_trim` gives them up.
+        Large slots have a segment each. For them, the search starts with the oldest segment, so that surplus segments
+        stay unused and `_trim` gives them up.
         """
         for size in sorted(s for s in self._by_size if slot_bytes <= s <= slot_bytes + slot_bytes // 2):
             segments = self._by_size[size]
@@ -330,7 +330,7 @@ class ArenaCache:
 
 def _map_segment(size: int, shared: bool) -> tuple[Any, int]:
     if not shared:
-        keep_heap(LARGEST_LEARNT)  # no batch is on the heap, so none raises glibc's threshold
+        keep_heap(LARGEST_LEARNT)  # batches are not on the heap, so freeing them raises no threshold of glibc
         memory = map_memory(-1, size)
         advise(memory, _MADV_HUGEPAGE)
         advise(memory, _MADV_POPULATE_WRITE)
@@ -353,7 +353,7 @@ class Fork:
 
     def __init__(self) -> None:
         self.age: float = math.inf
-        """The child inherits the views with a smaller ``born``. Infinite during the fork: it inherits all."""
+        """The child inherits the views whose ``born`` is smaller. Infinite during the fork, so that all views count."""
         self.thread: int = threading.get_ident()
         self.kept: list[tuple[float, Any, int]] = []
         self.reading: int = -1
@@ -363,7 +363,7 @@ class Fork:
 
 
 forks: list[Fork] = []
-"""The forks of which a child or a descendant may still run."""
+"""The forks whose child, or a descendant of the child, may still run."""
 _age = 0.0
 """The number of forks so far, which a new view gets as ``born``."""
 _shared_segments: weakref.WeakSet[Segment] = weakref.WeakSet()
@@ -432,7 +432,7 @@ def _after_fork_here() -> None:
 
 
 def _after_fork_there() -> None:
-    """In the child, keep only the pipes to the parent. The parent releases the slots in use when they close."""
+    """In the child, keep only the pipes to the parent. When they close, the parent releases the slots that it kept."""
     global _looking
     _looking = threading.Lock()
     for fork in forks:

@@ -1,4 +1,4 @@
-"""`compact`: items of a dataset in one buffer, instead of as Python objects that each worker copies.
+"""`compact` keeps the items of a dataset in one shared buffer, because each worker would copy Python objects.
 
 The buffer is anonymous shared memory, which forked and spawned processes map. It contains the pickled items and their
 offsets. For a mapping, the pickled keys and their offsets follow, and then the sorted hashes of the keys. `_hash`
@@ -28,7 +28,7 @@ _WORD = 8
 _PAIR = struct.Struct("=QQ")
 """The start and the end of a pickle, in bytes."""
 _WITH_HASHES = 4
-"""A buffer with more starts of parts than this contains hashes."""
+"""A buffer contains hashes if it has more ``starts`` than this."""
 _HASH_BITS = (1 << 64) - 1
 _KEYS = "str, bytes, numbers, None, and tuples of these"
 
@@ -38,10 +38,10 @@ def compact(items: Mapping[_K, _T]) -> Mapping[_K, _T]: ...
 @overload
 def compact(items: Sequence[_T]) -> Sequence[_T]: ...
 def compact(items: Any) -> Any:
-    """Return a read-only copy of a list, tuple or dict that workers share, however many there are.
+    """Return a read-only copy of a list, tuple or dict, in memory that all workers share.
 
-    Each item is pickled into one buffer of shared memory. Reading an item unpickles it, so it is a new object that
-    equals the one given. Workers of dpex and of PyTorch's loader map the buffer, whether they are forked or spawned.
+    All items are pickled into one buffer of shared memory. Reading an item unpickles it, so the result is a new object,
+    equal to the given one. Workers of dpex and of PyTorch's loader map the buffer, whether they are forked or spawned.
     Other pickles, such as pickles for another machine, contain the buffer. On Python 3.12 and later, `DpexDataLoader`
     shares plain objects without `compact`.
 
@@ -50,12 +50,12 @@ def compact(items: Any) -> Any:
     48 for a path instead of 82.
 
     Args:
-        items: A list or tuple of any length: the result is a `collections.abc.Sequence`, and a slice of it is a list.
-            Or a dict: the result is a `collections.abc.Mapping` in the same order. Keys are str, bytes, numbers, None,
-            and tuples of these; other keys have no hash that all processes share.
+        items: A list, a tuple or a dict. For a list or tuple, the result is a `collections.abc.Sequence`, whose slices
+            are lists. For a dict, it is a `collections.abc.Mapping` in the same order. Keys are str, bytes, numbers,
+            None, and tuples of these, because other keys have no hash that is the same in all processes.
 
     Raises:
-        OptionError: ``items``, or one of its keys, has another type, or an item cannot be pickled. It is a ValueError.
+        OptionError: ``items`` or a key has an unsupported type, or an item cannot be pickled. It is a ValueError.
 
     Examples:
         >>> from dpex import compact
@@ -123,9 +123,9 @@ class CompactMapping(Mapping[Any, Any]):
 
 
 class _Buffer:
-    """Pickles in a file in memory, which this object closes.
+    """Pickles in an in-memory file, which this object closes.
 
-    ``starts``: Byte offsets of the parts: for each list, pickles and their offsets; then item numbers, sorted hashes.
+    ``starts``: Byte offsets: two for each list (its pickles, their offsets), then two for item numbers and hashes.
     """
 
     def __init__(self, fd: int, nbytes: int, count: int, starts: tuple[int, ...]) -> None:
@@ -139,7 +139,7 @@ class _Buffer:
 
     @classmethod
     def of_parts(cls, parts: list[Any]) -> _Buffer:
-        """Write these parts, each a list of pickles or an array of hashes."""
+        """Write ``parts`` to a new buffer. Each part is a list of pickles or an array of hashes."""
         fd = os.memfd_create("dpex-compact")
         starts: list[int] = []
         count = len(parts[0])
@@ -217,7 +217,7 @@ def _hashes(keys: Any) -> Any:
 
 
 def _hash(key: Any) -> int | None:
-    """Return a hash of a key: the same in all processes, and for equal keys. Return None for an unsupported type."""
+    """Return a hash of a key, or None for an unsupported type. Equal keys have the same hash in all processes."""
     if isinstance(key, (str, bytes)):
         data = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
         return zlib.crc32(data) << 32 | zlib.adler32(data)

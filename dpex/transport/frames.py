@@ -1,9 +1,9 @@
-"""Frames on a stream socket between a trainer and an agent: a header of plain values, and raw buffers behind it.
+"""Frames on a stream socket between a trainer and an agent. A frame has raw buffers after a header of plain values.
 
 A frame begins with the length of its header and the number of its buffers (two u32, little endian). The size of each
 buffer follows (u64). Then comes the header. It is marshalled, so reading a frame runs no code of the other end. The
-bytes of the buffers are last. Both ends unpickle the content of some frames, and a pickle may run any code: the trainer
-trusts its agents, and an agent its trainer. ``docs/explanation/security.md`` has the whole list.
+bytes of the buffers are last. Both ends unpickle the content of some frames, and a pickle may run any code, so the
+trainer must trust its agents, and an agent its trainer. ``docs/explanation/security.md`` lists all trusted processes.
 
 Only `receive` blocks.
 """
@@ -28,11 +28,11 @@ PIECES_A_CALL = 512
 LONGEST_HEADER = 1 << 28
 """Maximum bytes of a header. A longer header is an error, for which dpex allocates no memory."""
 MOST_BUFFERS = 1 << 16
-"""More buffers are an error, too: a batch has one for each of its tensors."""
+"""Maximum number of buffers of a frame. More are an error. A batch has one buffer for each of its tensors."""
 
 
 class FrameError(DpexError, ConnectionError):
-    """The bytes that came are no frame."""
+    """The received bytes are no frame."""
 
 
 class FrameWriter:
@@ -47,7 +47,7 @@ class FrameWriter:
         self.pending_bytes: int = 0
 
     def add_frame(self, header: Any, buffers: Sequence[Any] = ()) -> None:
-        """Keep a frame until `flush` sends it. The buffers must not change before."""
+        """Keep a frame until `flush` sends it. The buffers must not change until then."""
         data = marshal.dumps(header)
         pieces = [memoryview(one).cast("B") for one in buffers]
         sizes = map(_SIZE.pack, map(len, pieces))
@@ -57,7 +57,7 @@ class FrameWriter:
         self.pending_bytes += sum(map(len, kept))
 
     def flush(self) -> bool:
-        """Send as many bytes as the connection takes; return True if none is left. Raises OSError if the connection is
+        """Send as many bytes as the connection takes; return True if all are sent. Raises OSError if the connection is
         gone."""
         pieces = self._pieces
         while pieces:
@@ -75,7 +75,7 @@ class FrameWriter:
 
 
 def receive(connection: socket.socket, memory: Callable[[int], Any]) -> tuple[Any, list[Any]] | None:
-    """Return header and buffers of the next frame of a connection that blocks, or None at the end of the connection.
+    """Return the header and the buffers of the next frame of a blocking connection, or None at its end.
 
     ``memory`` returns a writable buffer of the given number of bytes.
 
@@ -100,7 +100,7 @@ def _parsed_head(head: bytes | bytearray) -> tuple[int, int]:
     """Return the length of the header and the number of buffers."""
     length, count = _HEAD.unpack(head)
     if length > LONGEST_HEADER or count > MOST_BUFFERS:
-        raise FrameError(f"a frame with a header of {length} bytes and {count} buffers")
+        raise FrameError(f"a frame with a header of {length} bytes and {count} buffers exceeds the limits")
     return length, count
 
 

@@ -5,12 +5,12 @@ hundreds of maps. ``trackfd=False`` avoids the duplicate, but only from Python 3
 
 A file in memory (``memfd_create``) has no name that could leak, and only the machine's memory limits it.
 
-The heap of glibc maps blocks over a threshold of 128 KiB one by one, unmaps freed blocks, and returns free memory at
-the end of the heap to the kernel. So each decoded sample faults its pages in anew. When a program frees a mapped block
-of up to 32 MiB, glibc raises the threshold to its size, and keeps twice as much at the end of the heap (mallopt(3)). A
-batch in shared memory is not such a block, so `keep_heap` allocates and frees a block of its size. The next batch then
-reuses the memory of freed samples. The user's settings (``mallopt``, ``GLIBC_TUNABLES``) prevail: they end glibc's
-adaptation, and `keep_heap` does not call ``mallopt`` if the environment contains them.
+glibc maps each block above a threshold (128 KiB at first) separately, unmaps the block when it is freed, and returns
+free memory at the end of the heap to the kernel. So each decoded sample faults its pages in anew. When a program frees
+a mapped block of up to 32 MiB, glibc raises the threshold to the size of the block, and keeps twice that size at the
+end of the heap (mallopt(3)). A batch in shared memory is not such a block, so `keep_heap` allocates and frees a block
+of the batch's size. The next batch then reuses the memory of freed samples. Settings of the user (``mallopt``,
+``GLIBC_TUNABLES``) end glibc's adaptation. If the environment contains them, `keep_heap` does not call ``mallopt``.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ def advise(memory: Any, advice: int, start: int = 0, nbytes: int | None = None) 
 _ALIGN = 64
 """Bytes of a cache line. Data that begins at a multiple can be read as an array of any type."""
 _LENGTH_BYTES = 8
-"""Bytes at the beginning of a file for the place of its table."""
+"""Bytes at the beginning of a file that contain the offset of its table."""
 _REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 """Errors of memfd_create(2) if a container or a kernel refuses the call."""
 
 
 def memory_file(name: str, size: int = 0) -> int:
-    """Return the descriptor of a new file of ``size`` bytes in memory, which ends with its last descriptor and map.
+    """Return the descriptor of a new in-memory file of ``size`` bytes. It is freed with its last descriptor and map.
 
     Raises OSError if no descriptor or memory is left, or the system refuses memfd_create(2).
     """
@@ -103,7 +103,7 @@ def memory_file(name: str, size: int = 0) -> int:
         fd = os.memfd_create(name)
     except OSError as error:
         if error.errno in _REFUSALS:
-            why = "this container refuses memfd_create, by which dpex has memory for batches: allow the call (seccomp)"
+            why = "this container refuses memfd_create, which dpex needs for batches: allow the call (seccomp)"
             raise OSError(error.errno, why) from error
         raise
     try:
@@ -115,7 +115,7 @@ def memory_file(name: str, size: int = 0) -> int:
 
 
 def write_parts(parts: Sequence[Any]) -> int:
-    """Write uint8 arrays to a file in memory, without a map and its page faults; return its descriptor."""
+    """Write uint8 arrays to a new in-memory file, which is not mapped, to avoid page faults. Return its descriptor."""
     layout, size = [], _ALIGN
     for part in parts:
         layout.append((size, part.nbytes))
@@ -152,7 +152,7 @@ def map_parts(fd: int) -> list[memoryview]:
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of ``mallopt``, from malloc.h."""
 LARGEST_LEARNT = (32 << 20) - (1 << 16)
-"""Maximum bytes of a block that raises glibc's threshold on 64-bit systems, without header and rounding."""
+"""Largest block, in bytes, whose release raises glibc's mmap threshold (64 bits); without header and rounding."""
 _MOST_KEPT = 512 << 20
 """The maximum number of bytes that are kept at the end of the heap."""
 _USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
@@ -161,7 +161,7 @@ _learnt = 0
 
 
 def keep_heap(nbytes: int) -> None:
-    """Have the heap keep up to twice ``nbytes`` of freed memory at its end, or more after a call with more."""
+    """Have the heap keep up to twice ``nbytes`` of freed memory at its end. Later, only a larger ``nbytes`` counts."""
     global _learnt
     if nbytes <= _learnt:
         return

@@ -1,4 +1,4 @@
-"""Pickle batches and datasets with their memory beside the pickle, and load them again.
+"""Pickle batches and datasets, with their memory in buffers outside the pickle, and load them again.
 
 A batch is a pickle with buffers. Python's protocol 5 keeps the memory of arrays out of the pickle. This module does the
 same for all storages of PyTorch: plain tensors, and tensors that `torch.Tensor.__reduce_ex__` reduces to plain tensors
@@ -6,19 +6,19 @@ same for all storages of PyTorch: plain tensors, and tensors that `torch.Tensor.
 contain the whole batch. In contrast, the reductions of `torch.multiprocessing` leave a descriptor in the sending
 process until the batch is read. Tensors on other devices than the CPU use these reductions.
 
-dpex sends only the *spans* of each storage that the plain tensors of the batch view. The spans form one new storage, so
+dpex sends only those *spans* of a storage that plain tensors of the batch view. The spans form one new storage, so
 views that shared memory still share it, and overlapping views still overlap. The storage of any other tensor is sent
 whole, as by torch's own workers.
 
-A class that a script or a notebook defines travels by its name, also from a worker that has not imported the script.
+For a process on the same machine, a class that a script or a notebook defines is pickled by its name, even in a worker
+that has not imported the script.
 
-One pickle (protocol 5, cloudpickle) contains the dataset, the collate function and the init function.
-Their shared objects stay shared, and a bound method stays bound to *this* dataset. For workers of other machines,
-arrays and the storages of CPU tensors are raw buffers beside the pickle, which a whole node can share.
+One pickle (protocol 5, cloudpickle) contains the dataset, the collate function and the init function, so objects that
+they share stay shared, and a method of the dataset stays bound to it. For workers on other machines, arrays and the
+storages of CPU tensors are raw buffers outside the pickle, which all workers of a node can share.
 
-For other machines, Ray's own copy of cloudpickle makes the pickle, as it has the modules and types that users
-registered with Ray. This module does not import Ray, because Ray is connected before a pickle travels to another
-machine.
+For other machines, Ray's own copy of cloudpickle makes the pickle, because users register modules and types with it.
+This module need not import Ray, because a process connects to Ray before it sends a pickle to another machine.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from dpex.transport.unpicklable import explain
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 SPAN_ALIGN = 64
-"""The address of a sent span keeps its value modulo this many bytes, for the alignment of its elements. Spans that are
-at most this far apart are merged."""
+"""A sent span keeps its offset modulo this many bytes, so that its elements stay aligned. Spans that are at most this
+far apart are merged."""
 _OUTSIDE_BYTES = 1024
-"""A buffer of a dataset that is shorter than this stays inside the pickle."""
+"""A dataset's buffer stays inside the pickle if it has fewer bytes than this."""
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
 def is_plain(value: Any) -> bool:
-    """Return True for a tensor that consists of memory, number type, shape and strides, and nothing else."""
+    """Return True for a CPU tensor that consists of memory, dtype, shape and strides, and nothing else."""
     return (
         type(value) is torch.Tensor
         and value.layout is torch.strided
@@ -75,7 +75,7 @@ def is_plain(value: Any) -> bool:
 
 
 class BufferSpan(NamedTuple):
-    """Bytes ``start`` to ``end`` of a storage, which are sent as bytes ``at`` and following of a new one."""
+    """Bytes ``start`` to ``end`` of a storage, which are sent to offset ``at`` of a new storage."""
 
     start: int
     end: int
@@ -83,7 +83,7 @@ class BufferSpan(NamedTuple):
 
 
 class Memory:
-    """A storage on its way into a pickle, and the spans of it that views need."""
+    """A storage that is being pickled, and the spans of it that tensors view."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.storage: torch.UntypedStorage = storage
@@ -122,7 +122,7 @@ Buffer = Memory | Bytes
 
 
 class BufferTable:
-    """The buffers beside the pickle of a batch. Picklers call it by ``buffer_callback`` and ``reducer_override``.
+    """The buffers beside the pickle of a batch. Picklers call `add_buffer` and `reduce`.
 
     The table refers to its `Memory` objects, and they do not refer to the table. A cycle of references would keep
     storages, and so slots, until the next garbage collection.
@@ -139,7 +139,7 @@ class BufferTable:
         self.buffers.append(np.frombuffer(raw, np.uint8) if memory is None else memory)
 
     def reduce(self, obj: Any) -> Any:
-        """Return the reduction of ``obj``, or NotImplemented if it is not PyTorch's, or not on the CPU."""
+        """Return the reduction of a tensor or storage on the CPU; NotImplemented for any other object."""
         if isinstance(obj, torch.Tensor):
             return self._tensor(obj) if obj.device.type == "cpu" else NotImplemented
         if isinstance(obj, torch.UntypedStorage):
@@ -182,7 +182,7 @@ class BufferTable:
         return whole_storage, (memory,)
 
     def _memory(self, storage: torch.UntypedStorage) -> Memory:
-        """Return the same object for all views of these bytes, and a new one for an empty storage."""
+        """Return the `Memory` of a storage. Storages at one address share it; an empty storage gets a new one."""
         address = storage.data_ptr()
         known = self._by_address.get(address) if address else None
         if known is None:
@@ -197,7 +197,7 @@ def dump_batch(batch: Any, stream: io.BytesIO, memories: BufferTable) -> None:
 
 
 class _BatchPickler(ForkingPickler):
-    """Pickles objects that are not PyTorch's by the reductions of `multiprocessing`."""
+    """Uses the reductions of `multiprocessing` for objects that are not PyTorch's."""
 
     def __init__(self, stream: io.BytesIO, memories: BufferTable) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL, True, memories.add_buffer)
@@ -221,7 +221,7 @@ def dump_error(error: Any) -> bytes:
 
 
 def _by_name(obj: Any) -> Any:
-    """Reduce a class or function of the script to its name, which pickle itself would look up in this process."""
+    """Reduce a class or function of the script to its name. pickle itself would look the name up in this process."""
     if not isinstance(obj, (type, FunctionType)) or obj.__module__ != "__main__" or "<" in obj.__qualname__:
         return NotImplemented
     return _of_script, (obj.__qualname__,)
@@ -235,9 +235,9 @@ def _of_script(name: str) -> Any:
 
 
 class LoadedMemory:
-    """A storage that has arrived, and that holds only the sent spans of the worker's storage.
+    """A received storage, which holds only the sent spans of the worker's storage.
 
-    ``pieces``: The start of each span and its end, in the worker's storage, and its start in ``storage``, in bytes.
+    ``pieces``: For each span, its start and its end in the worker's storage and its start in ``storage``, in bytes.
     """
 
     def __init__(self, storage: torch.UntypedStorage, pieces: Sequence[tuple[int, int, int]]) -> None:
@@ -246,14 +246,14 @@ class LoadedMemory:
         self._shifts = [at - start for start, _, at in pieces]
 
     def element(self, dtype: torch.dtype, offset: int) -> int:
-        """Return the new offset of a view that was at ``offset``, both in elements; 0 if all spans begin after it."""
+        """Return the new offset of a view whose old offset is ``offset``, in elements; 0 if all spans begin later."""
         start = offset * dtype.itemsize
         span = bisect_right(self._starts, start) - 1
         return (start + self._shifts[span]) // dtype.itemsize if span >= 0 else 0
 
 
 def _as_loaded(memory: Any) -> Any:
-    """Return the argument. In a pickle, this call yields one `LoadedMemory`, to which several views refer."""
+    """Return ``memory``. A pickle calls this once per storage, so that all views of it refer to one `LoadedMemory`."""
     return memory
 
 
@@ -277,7 +277,7 @@ def rebuild_leaf(rebuild: Any, kind: type, args: Any, state: Any) -> torch.Tenso
 
 
 def rebuild_sparse(layout: torch.layout, data: Any, requires_grad: bool) -> torch.Tensor:
-    """Rebuild a sparse tensor. torch's own function would keep each tensor in a list until a file is loaded: a leak."""
+    """Rebuild a sparse tensor. torch's own function leaks: it keeps each tensor in a list until a file is loaded."""
     if layout is torch.sparse_coo:
         indices, values, size, is_coalesced = data
         tensor = torch.sparse_coo_tensor(indices, values, size, is_coalesced=is_coalesced, device="cpu")
@@ -334,10 +334,9 @@ def dump_remote(batch: Any, stream: io.BytesIO, memories: BufferTable) -> None:
 
 
 def unpack(header: Any, buffers: Sequence[Any]) -> Any:
-    """Return the object of a pickle and its buffers. Its arrays and tensors lie in the buffers, and are writable if the
-    buffers are.
+    """Return the object that was pickled. Its arrays and tensors lie in ``buffers``, and are writable if those are.
 
-    The buffers of a batch are a `LoadedMemory` for each storage, and the bytes of arrays.
+    For a batch, ``buffers`` contains a `LoadedMemory` for each storage, and the bytes of each array.
     """
     return pickle.loads(header, buffers=buffers)
 
@@ -355,7 +354,7 @@ def _remote_pickler() -> Any:
 
 @cache
 def _spawning_pickler(base: Any) -> Any:
-    """Return ``base`` with the reductions of `multiprocessing`, which a pickler in C reads only when it is created."""
+    """Return a subclass of ``base`` with the reductions of `multiprocessing`. A C pickler reads them when created."""
     own: Any = ForkingPickler
 
     class SpawningPickler(base):  # type: ignore[misc]
@@ -389,7 +388,7 @@ def _batch_pickler(base: Any) -> Any:
 
 
 def reduce_storage(obj: Any) -> Any:
-    """Return the reduction of a storage on the CPU, whose memory is left to ``buffer_callback``, or NotImplemented."""
+    """Return the reduction of a CPU storage, which leaves its memory to ``buffer_callback``; else NotImplemented."""
     if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
         flat: Any = torch.empty(0, dtype=torch.uint8, device="cpu").set_(obj, 0, (obj.nbytes(),), (1,)).numpy()
         return _as_storage, (pickle.PickleBuffer(flat),)

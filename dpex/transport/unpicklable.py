@@ -8,9 +8,9 @@ from types import FunctionType
 from typing import Any
 
 _SEARCH_LEVELS = 6
-"""Levels of a dataset in which the attribute that cannot be pickled is searched."""
+"""Maximum depth of the search for the attribute of a dataset that cannot be pickled."""
 _SEARCH_VALUES = 2000
-"""Values that are tried in that search: each is pickled once more."""
+"""Maximum number of values that the search tries. It pickles each of them once more."""
 
 
 def explain_spawn(obj: Any, error: Exception) -> str:
@@ -19,8 +19,8 @@ def explain_spawn(obj: Any, error: Exception) -> str:
 
 
 def _is_spawnable(value: Any) -> bool:
-    """Return True if `multiprocessing` can pickle ``value``, or refuses it with a RuntimeError, as its own locks and
-    queues, which can be pickled only for a new process."""
+    """Return True if `multiprocessing` can pickle ``value``, or raises a RuntimeError. Its locks and queues raise a
+    RuntimeError here, because they can be pickled only while a process is spawned."""
     try:
         ForkingPickler.dumps(value)
     except Exception as error:
@@ -46,7 +46,7 @@ def explain(obj: Any, error: Exception, travels: Callable[[Any], bool]) -> str:
 def _find_culprit(
     value: Any, path: str, above: tuple[int, ...], budget: Iterator[int], travels: Callable[[Any], bool]
 ) -> tuple[str, Any] | None:
-    """Return the path and the deepest part that fails; None if ``value`` fails only because of a part above it."""
+    """Return the path and the deepest part that fails; None if ``value`` fails only by referring to its owner."""
     above = (*above, id(value))
     innocent = False
     for step, part in _parts(value) if len(above) <= _SEARCH_LEVELS else ():

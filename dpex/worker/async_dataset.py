@@ -1,7 +1,7 @@
 """`AsyncDataset`: samples are fetched at the same time by one method, and decoded one after another by a second one.
 
-In dpex's event loop, ``dataset[index]`` is an `AsyncSample`, which has both parts. torch's wrappers hand it on, alone
-or as a part of a sample.
+In dpex's event loop, ``dataset[index]`` returns an `AsyncSample`, by which dpex calls these two methods later. torch's
+wrappers of datasets pass the object on, alone or as a part of a sample.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class AsyncDataset(Dataset[Any]):
         """Return what `decode` needs to make a sample, such as the bytes of a file. Await in this method alone.
 
         It may be called for many samples at the same time, in any order. Draw no random numbers here: a draw from a
-        generator of NumPy or torch fails the batch with a `UsageError`. Python's `random` is free for clients, which
-        draw pauses between attempts from it, but must not change the result.
+        generator of NumPy or torch fails the batch with a `UsageError`. Python's `random` is allowed, because clients
+        draw the pauses between retries from it, but the result must not depend on it.
 
         Args:
             index: The index of the sample, from the sampler.
@@ -72,7 +72,7 @@ class AsyncDataset(Dataset[Any]):
         raise NotImplementedError(f"{type(self).__name__}.fetch is missing: a dpex.AsyncDataset has {_TWO_METHODS}")
 
     def decode(self, index: Any, raw: Any) -> Any:
-        """Return the sample: by default, ``raw`` as it is. It may draw random numbers from any generator.
+        """Return the sample: by default, ``raw`` as it is. This method may draw random numbers from any generator.
 
         The event loop stands still meanwhile, so read nothing here that could be awaited in `fetch`. Under
         ``seeding="batch"`` the generators are seeded for each sample, from the seed of the batch and the position of
@@ -85,13 +85,13 @@ class AsyncDataset(Dataset[Any]):
         return raw
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a sample; in dpex's event loop an object that fetches and decodes it."""
+        """Return the decoded sample or, in dpex's event loop, an `AsyncSample`."""
         loop = _loop()
         sample = AsyncSample(self, index)
         return sample if loop.hands_out else decoded(loop.run(read(lambda: sample)))
 
     def __getitems__(self, indices: Any) -> list[Any]:
-        """Return the samples of a batch; in dpex's event loop objects that fetch and decode them."""
+        """Return the decoded samples of a batch or, in dpex's event loop, a list of `AsyncSample`."""
         loop = _loop()
         if loop.hands_out:
             return [self[index] for index in indices]
@@ -138,7 +138,7 @@ def _parts(sample: Any) -> Any:
 async def read(get: Callable[[], Any]) -> Any:
     """Call ``get`` and await the sample that it returns, or its parts. `decoded` decodes the result."""
     sample = get()
-    if type(sample) is CoroutineType:  # looking for parts would take as long as a tiny sample
+    if type(sample) is CoroutineType:  # tested first: a search for parts takes as long as a tiny sample
         return await sample
     return _rebuilt(sample, [await _part(part) for part in _parts(sample)]) if awaits(sample) else sample
 
@@ -162,7 +162,7 @@ def decoded(sample: Any) -> Any:
 
 
 def _rebuilt(sample: Any, parts: list[Any]) -> Any:
-    """Return a sample of the kind of ``sample`` with other parts."""
+    """Return a tuple, list or dict like ``sample`` with ``parts``; the only part if ``sample`` is none of these."""
     if type(sample) in (tuple, list):
         return type(sample)(parts)
     return dict(zip(sample, parts, strict=True)) if type(sample) is dict else parts[0]

@@ -23,7 +23,7 @@ _MEANINGS = {
     "attached to a different loop": _OTHER_LOOP,
     "bound to a different event loop": _OTHER_LOOP,
     "Event loop is closed": _OTHER_LOOP,
-    "should be used inside a task": _OTHER_LOOP,  # aiohttp's, of a session whose loop is open
+    "should be used inside a task": _OTHER_LOOP,  # aiohttp's message, for a session whose loop is open
     "cannot be called from a running event loop": _NESTED,
     "event loop is already running": _NESTED,
     "while another loop is running": _NESTED,
@@ -48,13 +48,13 @@ def explained(error: Exception, dataset: Any, index: Any, concurrency: int) -> E
         return None if told is None else UsageError(told[1].format(kind=kind, part=told[0]))
     if inner and isinstance(error, (TypeError, AttributeError)) and "'coroutine'" in text:
         return UsageError(
-            f"{outer}.__getitem__ got a coroutine in place of a sample ({text}). {kind}.__getitem__ is async: that of "
-            f"{outer}, which wraps it, must be, too, and await it"
+            f"{outer}.__getitem__ got a coroutine in place of a sample ({text}), because {kind}.__getitem__ is async. "
+            f"Make {outer}.__getitem__ async, too, and await the inner sample in it"
         )
     if isinstance(error, (TypeError, AttributeError)) and "AsyncSample" in text:
         return UsageError(
             f"{outer} got a sample of {kind}, a dpex.AsyncDataset, before it was decoded ({text}). Make {outer} a "
-            f"dpex.AsyncDataset, too: its fetch awaits that of {kind}, and its decode calls that of {kind}"
+            f"dpex.AsyncDataset, too: its fetch awaits {kind}.fetch, and its decode calls {kind}.decode"
         )
     return None
 

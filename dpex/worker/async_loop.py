@@ -1,6 +1,6 @@
 """The event loop of a process, which loads the samples of asynchronous datasets.
 
-A process has one (`loop_of_process`), made when it is first needed, so a fork inherits none. Clients that a dataset
+Each process makes its own loop when it first needs one (`loop_of_process`), also after a fork. Clients that a dataset
 opens in ``__getitem__`` belong to this loop, and live until the process ends or closes the loop.
 
 If the calling thread runs another event loop (Jupyter, asyncio programs), it waits while a helper thread runs this one.
@@ -29,7 +29,7 @@ from dpex.worker import sample_guard
 from dpex.worker.setup import modes_here
 
 _CLOSE_S = 2.0
-"""Seconds that a dataset's ``aclose()`` and the tasks that are left may take at the end."""
+"""Maximum seconds for each ``aclose()`` of a dataset, and for the remaining tasks, when the loop closes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +50,7 @@ class Step:
     is_late: bool = False
     """True if the sample was cancelled because it took too long."""
     is_dropped: bool = False
-    """True if the sample was cancelled because its batch failed or ends."""
+    """True if the sample was cancelled because its batch failed or was cancelled."""
 
 
 of_task: contextvars.ContextVar[Step | None] = contextvars.ContextVar("dpex-sample", default=None)
@@ -58,7 +58,7 @@ of_task: contextvars.ContextVar[Step | None] = contextvars.ContextVar("dpex-samp
 
 
 class _Stepping:
-    """Awaits a coroutine of a sample, and notes the beginning and the end of each step."""
+    """Awaits a coroutine of a sample, and reports the beginning and end of each step (the code between two awaits)."""
 
     __slots__ = ("_coroutine", "_loop", "_sample")
 
@@ -91,7 +91,7 @@ class SampleLoop:
     """The event loop of a process.
 
     Attributes:
-        is_ending: True while running tasks are being cancelled.
+        is_ending: True while unfinished tasks are being cancelled.
         is_computing: True while a batch is decoded or collated. Samples of other batches wait.
         is_watched: True if `begin_step` and `end_step` report steps.
     """
@@ -120,11 +120,11 @@ class SampleLoop:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def show_tickets(self, show: Any) -> None:
-        """Have ``show`` called with the number of the ticket before each step, and with None after it."""
+        """Call ``show`` with the number of the ticket before each step, and with None after each step."""
         self._shows_ticket, self.is_watched = show, True
 
     def in_steps(self, coroutine: Any, sample: Step) -> Any:
-        """Return an awaitable for a coroutine of a sample. If this loop is watched, it reports each step."""
+        """Return an awaitable for a coroutine of a sample. If this loop is watched, the awaitable reports each step."""
         return _Stepping(coroutine, sample, self) if self.is_watched else coroutine
 
     def begin_step(self, sample: Step) -> None:
@@ -145,15 +145,15 @@ class SampleLoop:
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine and return its result. An exception in this thread, such as Ctrl-C, cancels the coroutine.
 
-        Raises UsageError if a sample that this loop is loading calls it, because the loop would wait for itself.
+        Raises UsageError if a sample that this loop is loading calls this method: the loop would wait for itself.
         """
         running = asyncio._get_running_loop()
         if running is self.loop:
             coroutine.close()
             raise UsageError(
-                "an asynchronous dataset was read synchronously inside a sample that the event loop is loading, which "
-                "would wait for itself: await it there (of a dpex.AsyncDataset, await its fetch in fetch), or give the "
-                "inner loader workers of its own"
+                "an asynchronous dataset was read synchronously inside a sample that the event loop is loading, so the "
+                "loop would wait for itself: await the inner sample (of a dpex.AsyncDataset, await its fetch in the "
+                "outer fetch), or give the inner loader workers of its own"
             )
         if running is not None:
             return self._in_thread(coroutine)
@@ -174,7 +174,7 @@ class SampleLoop:
             raise
 
     def _in_thread(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run in a helper thread that has the modes and the context of this thread."""
+        """Run the coroutine in a helper thread, with torch's modes and the context of this thread."""
         modes, threads, context = modes_here(), torch.get_num_threads(), contextvars.copy_context()
         results: list[Any] = []
         errors: list[BaseException] = []
@@ -212,7 +212,7 @@ class SampleLoop:
         references are kept."""
         for each, _ in with_inner_datasets(dataset):
             if inspect.iscoroutinefunction(getattr(type(each), "aclose", None)):
-                with contextlib.suppress(TypeError):  # it has slots and no room for a weak reference
+                with contextlib.suppress(TypeError):  # a class with __slots__ may allow no weak reference
                     self._closers[id(each)] = weakref.ref(each)
 
     def close(self) -> None:
@@ -240,7 +240,7 @@ class SampleLoop:
 _here: tuple[int, SampleLoop] | None = None
 _inherited: list[SampleLoop] = []
 """Loops of a parent process. They are never closed, because closing would remove the parent's descriptors from the
-epoll that both share."""
+epoll that both processes share."""
 
 
 def loop_of_process() -> SampleLoop:

@@ -8,8 +8,8 @@ of the batch and the sample's place. They are seeded again for the collate funct
 on the order of answers. So the states of the generators are compared after each batch is fetched. A draw fails this
 batch and all later batches.
 
-**Order.** Results are awaited in the order of the samples. So a batch raises the error of the first sample, in order,
-that fails. Earlier samples are awaited; later ones are cancelled and awaited.
+**Order.** Results are awaited in the order of the samples. So a batch raises the error of the first failing sample in
+this order. All earlier samples have ended by then; later samples are cancelled and awaited.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _CANCELLED = (
 )
 
 Errors = dict[int, Exception] | None
-"""The errors of samples, by their places. None: the batch raises the first of them."""
+"""The errors of samples, by their places; None if the batch raises the first error instead."""
 
 
 class Slots:
-    """Bounds the samples that a process loads at the same time, to ``most``. The first to ask is the first to load.
+    """Limits the samples that a process loads at the same time to ``most``. Slots are given in the order of requests.
 
     Attributes:
         open: Samples that are not loaded yet, including samples that wait for a slot.
@@ -130,7 +130,7 @@ class BatchLoad:
 class AsyncSamples:
     """Loads the batches of one map-style dataset, at most ``concurrency`` samples at the same time.
 
-    Without a ``guard``, a batch raises the error of its sample.
+    If there is no ``guard``, a batch raises the first error of its samples.
 
     Attributes:
         cpu_since: CPU seconds of the process at the end of the previous batch.
@@ -157,7 +157,7 @@ class AsyncSamples:
         self._generators = _compared(own, of_clients=not split or not all(split))
         self._marks: dict[str, Any] = {}
         self._kept: KeptStates | None = None
-        """The states to put back when a batch without a seed was fetched."""
+        """The states that are restored after the fetch of a batch that has no seed."""
         self._drawn: list[str] = []
         """Generators that were drawn from during a fetch. If there are any, every batch fails."""
         self.slots: Slots = Slots(concurrency)
@@ -166,7 +166,7 @@ class AsyncSamples:
     def load_drawn(self, index: Any) -> tuple[Any, BatchLoad]:
         """Load a batch alone, with the seed of the current batch. Return its samples and their times.
 
-        Under ``seeding="worker"`` there is no seed, so decoding draws from the generators as they are, in order.
+        Under ``seeding="worker"`` there is no seed: the samples are decoded in order, with the generators as they are.
         """
         batch = BatchLoad(current.seed, 0)
         try:
@@ -177,7 +177,7 @@ class AsyncSamples:
         return data, batch
 
     async def awaited(self, index: Any, batch: BatchLoad) -> Any:
-        """Return the samples of a batch, decoded. The caller ends with `end_computing`, also after an error."""
+        """Return the decoded samples of a batch. The caller must then call `end_computing`, also after an error."""
         if not self._under_way:
             self.cpu_since = time.process_time()
             await asyncio.sleep(0)  # lets clients notice connections that were closed while no batch was loaded
@@ -191,8 +191,8 @@ class AsyncSamples:
     # -- random numbers ------------------------------------------------------------------------------------------------
 
     def seed(self, seed: int | None) -> None:
-        """Seed the generators for decoding with a sample's seed, or for collating with a batch's. None changes
-        nothing."""
+        """Seed the generators: with a sample's seed before it is decoded, and with the batch's seed before it is
+        collated. None changes nothing."""
         if seed is not None:
             seed_ticket(seed)
             if self._own:
@@ -213,7 +213,7 @@ class AsyncSamples:
         current.seed = seed
 
     def end_computing(self, seed: int | None) -> None:
-        """Let samples of other batches be fetched again, if `_begin_computing` had stopped that."""
+        """Let samples of other batches be fetched again if `_begin_computing` stopped them."""
         if self._loop.is_computing:
             self._loop.is_computing = False
             if self._under_way:
@@ -223,7 +223,7 @@ class AsyncSamples:
         """Note the states of the generators, before samples are fetched."""
         self._kept = KeptStates(self._own) if seed is None else None
         if seed is not None:
-            seed_ticket(seed)  # drops the second number of a pair of normal numbers of NumPy, which no mark shows
+            seed_ticket(seed)  # also clears NumPy's cached second normal number, which the marks do not contain
         self._marks = self._now()
 
     def _now(self) -> dict[str, Any]:
@@ -250,7 +250,7 @@ class AsyncSamples:
     async def _in_bulk(self, wanted: Any, batch: BatchLoad, errors: Errors) -> tuple[Any, list[Step]] | None:
         """Return the awaited result of ``__getitems__``, and the samples that may have to be decoded.
 
-        None: it has failed as a whole, and each sample is to be loaded alone.
+        Return None if the call failed as a whole. Each sample is then loaded alone.
         """
         assert self._bulk is not None
         try:
@@ -437,8 +437,8 @@ async def _first_of(several: Any) -> Any:
 def _compared(own: OwnGenerators | None, *, of_clients: bool) -> dict[str, Any]:
     """Return the generators from which no sample may draw while it is fetched.
 
-    Python's own generators are left out unless ``of_clients``, because storage clients draw the delays of their retries
-    from them.
+    Without ``of_clients``, generators of Python's `random` are left out, because storage clients draw the delays of
+    their retries from them.
     """
     found = GLOBAL if own is None else {**GLOBAL, **own.found}
     return {name: one for name, one in found.items() if of_clients or not isinstance(one, random.Random)}

@@ -67,7 +67,7 @@ def call_seeded(seed: int, call: Callable[[Any], Result], argument: Any, own: Ow
         current.seed = outer
         try:
             before.put_back()
-        except BaseException:  # a KeyboardInterrupt between two generators
+        except BaseException:  # a KeyboardInterrupt came between two generators
             before.put_back()
             raise
 
@@ -102,11 +102,11 @@ class CurrentBatch:
 
 current: CurrentBatch = CurrentBatch()
 seed_of_sample: contextvars.ContextVar[int | None] = contextvars.ContextVar("dpex-batch-seed", default=None)
-"""The seed of a sample's batch, where an event loop loads samples of several batches at the same time."""
+"""The seed of a sample's batch, if an event loop loads samples of several batches at the same time."""
 
 
 def batch_seed() -> int:
-    """Return the seed of the batch that is being made, for random generators of a dataset's own.
+    """Return the seed of the batch that is being made, to seed a dataset's own random generators.
 
     Call it in the dataset, its transforms or the collate function. Under ``seeding="batch"`` the seed is a function of
     the base seed, the epoch and the number of the batch alone: the same in any worker, on this machine or another. The

@@ -56,9 +56,9 @@ class WorkerCore:
         self._own: OwnGenerators | None = None
 
     def adopt(self, number: int, state: RngState | None = None) -> None:
-        """Serve logical worker ``number``, from a ``state`` that was reported earlier, or from its seed.
+        """Start logical worker ``number``, from a ``state`` that was reported earlier, or from its seed.
 
-        The first one uses the worker's dataset, and each further one a shallow copy of it.
+        The first logical worker uses the worker's dataset, and each further one uses a shallow copy of the dataset.
         """
         if self._current is not None:
             self._current.park()
@@ -71,8 +71,8 @@ class WorkerCore:
         logical.start(state, own)
 
     def _own_as_at_first(self) -> OwnGenerators:
-        """Return the dataset's generators, reset to the states with which they arrived, because logical workers may
-        share them."""
+        """Return the dataset's generators, reset to their states on arrival, because an earlier logical worker may have
+        drawn from the same generators."""
         if self._own is None:
             self._own = OwnGenerators(self.setup.dataset, self.setup.collate_fn)
         else:
@@ -80,8 +80,8 @@ class WorkerCore:
         return self._own
 
     def unfit(self, number: int) -> str:
-        """Return the error of ``worker_init_fn`` in worker ``number`` if dpex added it to the user's workers, otherwise
-        ""."""
+        """Return the error of ``worker_init_fn`` in logical worker ``number`` if dpex added this worker to the user's
+        workers, otherwise ""."""
         reason, own_workers = self.logicals[number].init_reason, self.setup.own_workers
         if not reason or own_workers is None or number < own_workers:
             return ""
@@ -96,7 +96,7 @@ class WorkerCore:
         return self.logicals[number].snapshot()
 
     def make(self, number: int, index: Any, logical_number: int, epoch: int) -> tuple[Any, BatchTimes]:
-        """Return the batch of a ticket and the times of its stages; or a `Failure` or a `StreamEnd` in its place."""
+        """Return the batch of a ticket, or a `Failure` or a `StreamEnd` in its place, and the times of its stages."""
         if self._current is None or self._current.number != logical_number:
             self._switch(logical_number)
         logical = self._current
@@ -173,7 +173,7 @@ class Logical:
         self.own: OwnGenerators | None = None
         self._setup = setup
         self._state: RngState | None = None
-        """The saved random states; None while the global generators are this logical worker's."""
+        """The saved random states; None while this logical worker uses the global generators."""
         self._timer = timer
 
     def start(self, state: RngState | None, own: OwnGenerators | None) -> None:
@@ -246,7 +246,7 @@ class Logical:
         return is_stateful(self._setup.dataset) or (self.fetcher is not None and is_stateful(self.fetcher.stream))
 
     def snapshot(self) -> RngState | None:
-        """Return the state of this logical worker, the current one; None for a stream whose state is not known."""
+        """Return the current state of this logical worker; None for a stream whose state is not known."""
         has_state = self.is_asked and self.has_dataset_state
         if self._setup.iterable and not has_state:
             return None

@@ -77,7 +77,7 @@ def decode_in_workers(source: Iterable[Any], fn: Callable[[Any], Any]) -> Iterab
         source: An iterable dataset, or any object that can be iterated anew for each epoch. As with torch, it must
             yield a different part in each worker.
         fn: A function of a sample of ``source``. If it waits, write an ``async def``. A worker then runs several calls
-            at the same time. Any worker may call it, once for each sample, in any order.
+            at the same time. Any worker may call ``fn``, once for each sample, in any order.
 
     Returns:
         An iterable dataset of the values that ``fn`` returns.
@@ -172,7 +172,7 @@ class RawSamples:
 
 
 class FailedRead:
-    """The error that a stream raised where a batch was due."""
+    """The error that a stream raised in place of a batch."""
 
     __slots__ = ("error",)
 

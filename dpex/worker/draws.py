@@ -1,5 +1,5 @@
-"""Find the code that draws random numbers, by the states of the generators that it may draw from. This module draws
-nothing.
+"""Find the code that draws random numbers, by comparing the states of the generators that it may draw from. This module
+draws nothing.
 
 The generators are the global ones, the dataset's own, and global variables of the functions that run. A function that
 returns the seed of the batch, or seeds a generator from the system's entropy, counts as a draw. A generator that a
@@ -24,8 +24,8 @@ from dpex.worker.own_generators import is_own_generator, own_generators
 from dpex.worker.states import GLOBAL
 
 _MOST = 16
-"""Maximum number of generators whose states are compared, because a state takes up to 50 µs to read and a step has two
-comparisons."""
+"""Maximum number of generators, besides the global ones, whose states are compared: reading a state takes up to 50 µs,
+and each call needs two comparisons."""
 
 
 def state_mark(generator: Any) -> Any:
@@ -69,13 +69,13 @@ class GeneratorDraws:
 
     def _add(self, generator: Any) -> None:
         if id(generator) not in self._generators and len(self._generators) < len(GLOBAL) + _MOST:
-            with contextlib.suppress(Exception):  # a bit generator without a state raises it
+            with contextlib.suppress(Exception):  # a bit generator may have no state
                 self._marks[id(generator)] = state_mark(generator)
                 self._generators[id(generator)] = generator
 
     def __call__(self, begins: FrameType | None, compares: bool) -> bool:
-        """Return True if random numbers were drawn: a generator has changed since the last comparison, or the call
-        ``begins`` returns the seed of the batch or seeds a generator from the system's entropy."""
+        """Return True if random numbers were drawn: a generator has changed since the last comparison, or the call with
+        the frame ``begins`` returns the seed of the batch or seeds a generator from the system's entropy."""
         is_source = False
         if begins is not None:
             named = _SOURCES.get(begins.f_code)

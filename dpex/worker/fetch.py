@@ -54,7 +54,7 @@ def where(number: int) -> str:
 
 
 TINY_S = 0.0003
-"""Seconds of a ticket below which reading a CPU clock, up to 1 µs, is a noticeable cost."""
+"""Tickets of at most this many seconds are tiny: reading a CPU clock, which takes up to 1 µs, is a noticeable cost."""
 CPU_CLOCK_EVERY = 16
 """The CPU clock is read for one of this many tiny tickets."""
 
@@ -149,7 +149,7 @@ class Fetcher:
         self._auto_collation = setup.auto_collation
         self._drop_last = setup.drop_last
         self.stream: Any = iter(dataset) if setup.iterable and stream is None else stream
-        """The iterator of an iterable dataset; None of a map-style dataset."""
+        """The iterator of an iterable dataset; None for a map-style dataset."""
         self.has_ended: bool = False
         """True if the stream has no more samples."""
         self._unclocked = 0
@@ -182,7 +182,7 @@ class Fetcher:
         load_state(self.stream, state.iterator)
         self.has_ended = state.has_ended
         for _ in range(state.skip):
-            with contextlib.suppress(Exception):  # the batch raised it in the earlier run, too
+            with contextlib.suppress(Exception):  # the batch raised this error in the earlier run, too
                 self.fetch(state.index)
 
     def fetch(self, index: Any) -> tuple[Any, BatchTimes]:
@@ -267,8 +267,8 @@ class Fetcher:
         """Fetch ticket ``number`` with ``seed``, as `fetch` does, while the worker makes other batches.
 
         The loading time is the batch's share of the worker: the sum of its samples' fetching times over the
-        concurrency, plus their decoding time. If the process used more CPU seconds since the previous batch, it is the
-        CPU seconds.
+        concurrency, plus their decoding time. If the process used more CPU seconds than this since the previous batch,
+        the loading time is these CPU seconds.
         """
         from dpex.worker.async_samples import BatchLoad
 
@@ -351,9 +351,9 @@ class ArenaCollate:
         self._threads = threads
 
     def stack(self, batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
-        """Stack equal, plain CPU tensors into a slot; leave everything else to torch.
+        """Stack plain CPU tensors, large results into a slot of the arena; leave everything else to torch.
 
-        In a worker torch's result is always contiguous, in the training process it follows its inputs' strides.
+        In a worker torch's result is always contiguous; in the training process it follows the strides of its inputs.
         """
         first = batch[0]
         if not _plain(first):
@@ -370,7 +370,7 @@ class ArenaCollate:
                     return self._stack_large(batch, self._arena.tensor(size, dtype))
                 return torch.stack(batch, 0, out=torch.empty(size, dtype=dtype, device="cpu"))
         result = torch.stack(batch, 0)
-        if self._in_worker and result.dtype != first.dtype:  # torch's workers stack into memory of the first one's type
+        if self._in_worker and result.dtype != first.dtype:  # torch's workers use the first tensor's dtype
             return torch.stack(batch, 0, out=torch.empty_like(result, dtype=first.dtype))
         return result
 
@@ -391,7 +391,7 @@ class ArenaCollate:
             table[torch.Tensor] = self.stack
 
     def __call__(self, batch: Any) -> Any:
-        """``default_collate(batch)`` without touching torch's table (for use in the training process)."""
+        """Return ``default_collate(batch)`` without changing torch's table, for use in the training process."""
         table = torch_collate.default_collate_fn_map
         if type(batch) is list and batch and table.get(_Tensor) is _torch_stack:
             first = batch[0]
@@ -419,7 +419,7 @@ class ArenaCollate:
 
 
 def _are_alike(rows: Any, size: int) -> bool:
-    """Return True if these samples are plain tuples of that size, which torch's function collates by columns."""
+    """Return True if all ``rows`` are plain tuples of ``size`` items, which torch's function collates by columns."""
     return set(map(type, rows)) == _TUPLE_ONLY and set(map(len, rows)) == {size}
 
 
@@ -433,6 +433,6 @@ def _plain(tensor: Any) -> bool:
 
 
 def _like(first: torch.Tensor) -> Callable[[Any], bool]:
-    """Return a predicate: True if an item can be stacked in place with ``first`` with the same result as torch's."""
+    """Return a function that returns True if stacking an item with ``first`` in place gives torch's result."""
     dtype = first.dtype
     return lambda item: _plain(item) and item.dtype == dtype and item.is_contiguous() and not item.is_conj()

@@ -6,7 +6,7 @@ the address of its words (``BitGenerator.ctypes``). The offsets of Python's word
 second number of a pair of normal numbers in a ``RandomState``, are found once, by searching the objects for known
 values. The public functions are used if an offset is not found, and for other bit generators.
 
-The copies hold the interpreter's lock, so no user thread can draw from a half-set state of Python's generator.
+Each copy is made under the GIL, so no thread of the user can draw from a half-set state of Python's generator.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from dpex.worker.own_generators import OwnGenerators
 
 MT19937_BYTES = 624 * 4 + 4
-"""Bytes of the words in NumPy's ``mt19937_state`` or Python's ``RandomObject``, and of the next word's position."""
+"""Bytes of the 624 words and of the position in NumPy's ``mt19937_state`` or Python's ``RandomObject``."""
 _Words = ctypes.c_char * MT19937_BYTES
 _Pair = ctypes.c_char * 16
-"""C: ``int has_gauss; double gauss;``."""
+"""The C fields ``int has_gauss; double gauss;`` of a ``np.random.RandomState``, with padding."""
 _numpy_random: Any = np.random
 
 
@@ -40,7 +40,7 @@ def words_of(bits: Any) -> bytes:
 
 @cache
 def words_offset() -> int | None:
-    """Return the offset in bytes of the position and the words in a ``random.Random``; None if it is not found."""
+    """Return the byte offset of the Mersenne Twister (position, words) in a ``random.Random``; None if not found."""
     probe = random.Random(0)
     offset = _only_place(probe, _packed(probe))
     if offset is None:
@@ -66,7 +66,7 @@ def _only_place(thing: Any, wanted: bytes) -> int | None:
 
 @cache
 def pair_offset() -> int | None:
-    """Return the offset in bytes of a pair's second number in a ``np.random.RandomState``; None if not found."""
+    """Return the byte offset of ``has_gauss`` and ``gauss`` in a ``np.random.RandomState``; None if not found."""
     probe, number = np.random.RandomState(0), 0.7390851332151607
     state: Any = probe.get_state(legacy=False)
     probe.set_state({**state, "has_gauss": 1, "gauss": number})
@@ -79,7 +79,7 @@ def pair_offset() -> int | None:
 
 @cache
 def places() -> tuple[Any, Any]:
-    """Return writable views of the words of Python's global generator and of NumPy's pair; None if not found."""
+    """Return writable views of the words of Python's global generator and of NumPy's `_Pair`; None where not found."""
     words, pair = words_offset(), pair_offset()
     return (
         None if words is None else _Words.from_address(id(GLOBAL["python"]) + words),

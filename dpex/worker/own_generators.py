@@ -7,7 +7,7 @@ generator's rank in the search. Under ``seeding="worker"`` the generators' state
 restart after a death, share a process with other logical workers, or resume in a later run.
 
 The search examines attributes of objects, attributes of classes (MONAI's transforms share one generator in this way),
-items of lists and dicts, and the variables that functions are bound to. It ends after `MOST_OBJECTS`.
+items of lists and dicts, and the outer variables of functions. It ends after `MOST_OBJECTS` objects.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ logger: logging.Logger = logging.getLogger("dpex")
 MOST_OBJECTS = 5000
 """Maximum number of objects of a dataset that are searched, which takes a few milliseconds."""
 MOST_ITEMS = 64
-"""Maximum number of items of a list or dict that are searched. Transforms are few, and samples are many."""
+"""Maximum number of items of a list or dict that are searched, because transforms are few and samples are many."""
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, torch.Tensor, type, types.ModuleType)
 
 
 class OwnGenerators:
-    """The generators in one dataset and its collate function. ``found``: by path, such as ``Images.transform.rng``.
+    """The generators in a dataset and its collate function. ``found``: generators by path (``Images.transform.rng``).
 
-    Other changes of a dataset are lost when its logical worker moves, unless the dataset has ``state_dict()``.
+    Only their states move with a logical worker. Other changes of its dataset are lost, unless it has ``state_dict()``.
     """
 
     def __init__(self, dataset: Any, collate_fn: Any) -> None:
@@ -162,7 +162,7 @@ def _parts(name: str, one: Any, in_class: Callable[[Any], dict[str, Any]]) -> It
             try:
                 yield f"{name}.{variable}", cell.cell_contents
             except ValueError:
-                continue  # it has no value yet
+                continue  # the variable has no value yet
     else:
         try:
             attributes = dict(vars(one))

@@ -35,14 +35,14 @@ TRIES = 8
 _MOST_LETTERS = 200
 """Characters of an error's text that are kept."""
 LOOKS = 4
-"""Looks at the present sample per time limit. A sample exceeds its limit by at most one interval between looks."""
+"""Number of looks at the present sample per time limit. The limit is exceeded by at most one interval between looks."""
 EXIT_CODE = 75
-"""EX_TEMPFAIL of sysexits.h."""
+"""Exit code of a worker process in which a sample took too long: EX_TEMPFAIL of sysexits.h."""
 _MOST_STACK_LETTERS = 4000
 """Characters of the innermost frames of a stack that are reported."""
 _NONE = -1
 LEAST = 10
-"""Samples that may fail whatever their share, because the first batch of a pass proves nothing."""
+"""Number of failed samples that never ends a pass, because a share says little after only a few batches."""
 _PLACE = {"skip": "another one of its batch has its place", "replace": "another one of the dataset has its place"}
 
 
@@ -164,7 +164,7 @@ class SampleGuard:
         raise error
 
     def _size(self, index: Any) -> int:
-        """Return the length of a dataset whose indices are whole numbers; 0 of any other."""
+        """Return the length of the dataset; 0 if its indices are not whole numbers or it has no length."""
         try:
             operator.index(index)
             return len(self._dataset)
@@ -196,7 +196,7 @@ class SampleWatch:
         self._timeout_s = timeout_s
         self._tell = tell
         self._loading = _NONE
-        """The number of the sample that is being loaded, counted from the process's first."""
+        """The number of the sample that is being loaded, counted from the process's start; `_NONE` between samples."""
         self._begun = 0
         self._place = 0
         self._index: Any = None
@@ -207,7 +207,7 @@ class SampleWatch:
         self._thread_id = threading.get_ident()
 
     def begin(self, place: int, index: Any, samples: int = 1) -> None:
-        """Note that a sample is being loaded, or ``samples`` at once."""
+        """Note that a sample begins to load, or ``samples`` samples at once."""
         self._place = place
         self._index = index
         self._looks = LOOKS * samples
@@ -222,16 +222,16 @@ class SampleWatch:
     def end(self) -> None:
         self._loading = _NONE
         while self._is_ending:
-            time.sleep(0.001)  # the watching thread may be reporting this sample, to end the process then
+            time.sleep(0.001)  # the watching thread may be about to report this sample and end the process
 
     def run(self) -> None:
-        """Look in an endless loop. This is the body of the watching thread."""
+        """Call `look` in an endless loop. This is the body of the watching thread."""
         while True:
             time.sleep(self._timeout_s / LOOKS)
             self.look()
 
     def look(self) -> None:
-        """End the process if the same sample has been seen at too many looks."""
+        """End the process if the same sample was being loaded at too many looks in a row."""
         loading = self._loading
         self._times = self._times + 1 if loading == self._seen != _NONE else 0
         self._seen = loading
@@ -240,7 +240,7 @@ class SampleWatch:
 
     def _end_process(self, loading: int) -> None:
         self._is_ending = True
-        if self._loading == loading:  # if not, the sample has just ended; if so, `end` now waits
+        if self._loading == loading:  # the sample has not ended meanwhile, and `end` now waits
             frame = sys._current_frames().get(self._thread_id)
             stack = _stack_of_dataset(frame) if frame is not None else ""
             try:
@@ -254,7 +254,7 @@ _CALLERS = {SampleGuard._get.__code__, SampleGuard._bulk.__code__}
 
 
 def _stack_of_dataset(frame: FrameType) -> str:
-    """Return the stack from the dataset's frame to the innermost one; only the end of a long stack."""
+    """Return the stack from the dataset's frame to the innermost frame; of a long stack, only the innermost frames."""
     frames = list(itertools.takewhile(lambda each: each[0].f_code not in _CALLERS, traceback.walk_stack(frame)))
     lines = traceback.StackSummary.extract(reversed(frames)).format()
     while sum(map(len, lines)) > _MOST_STACK_LETTERS and len(lines) > 1:
@@ -263,7 +263,7 @@ def _stack_of_dataset(frame: FrameType) -> str:
 
 
 watch_of_process: SampleWatch | None = None
-"""The watch of this process, if it is a worker with a limit."""
+"""The watch of this process, if it is a worker with a time limit for samples."""
 
 
 def begin_watch(timeout_s: float, tell: Callable[[int, Any, str], None]) -> None:
@@ -294,7 +294,7 @@ class SampleErrors:
     def made(
         self, batch: tuple[int, int], samples: int, failed: tuple[tuple[str, str], ...]
     ) -> tuple[Instruction, ...]:
-        """Count batch ``batch`` (epoch, number), of ``samples`` samples. A second call in a row changes nothing."""
+        """Count ``batch`` (epoch, number) of ``samples`` samples. A second call in a row for it changes nothing."""
         if batch == self._last:
             return ()
         self._last = batch
@@ -327,4 +327,4 @@ class SampleErrors:
 
 
 NO_ERRORS = SampleErrors(AS_TORCH)
-"""For a loader in which an error of a sample is the error of its batch."""
+"""The `SampleErrors` of loaders whose batches raise the errors of their samples."""

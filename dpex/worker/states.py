@@ -6,7 +6,7 @@ strings, lists, dicts and tensors. So they can travel between processes, and `to
 torch's CPU one.
 
 Workers report the state of a logical worker now and then as a pickle, from which a dead worker is restarted. A
-checkpoint holds no pickles, but the plain values in it (`dpex.loader.states`).
+checkpoint holds no pickles, but the plain values that these contain (`dpex.loader.states`).
 
 ``state_dict()`` is the user's code, which may be slow, warn or fail. So it is called only after a state of the loader
 was asked for or loaded.
@@ -58,13 +58,13 @@ def set_generator_state(generator: Any, state: Any) -> None:
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)  # with a list of words it takes a tenth of the time that an array takes
+        generator.set_state(state)  # a list of words takes a tenth of the time that an array takes
     else:
         generator.set_state(state)
 
 
 def plain(value: Any) -> Any:
-    """Return ``value`` with the arrays and numbers of NumPy in it as lists and numbers of Python."""
+    """Return ``value`` with its NumPy arrays and numbers converted to Python lists and numbers."""
     if type(value) is dict:
         return {key: plain(each) for key, each in value.items()}
     if type(value) in (list, tuple):
@@ -133,8 +133,8 @@ class DatasetState:
     """State of the dataset of a logical worker.
 
     ``iterator`` is the ``state_dict()`` of the dataset's iterator. ``dataset`` is the ``state_dict()`` of the dataset,
-    or None if the dataset is its own iterator. Without a state, ``skip`` batches of ``index`` are read again and
-    dropped.
+    or None if the dataset is its own iterator. If there is no state, the first ``skip`` batches are read again, each
+    with ``index``, and dropped.
     """
 
     epoch: int = 0
@@ -171,7 +171,7 @@ def unpack_state(packed: RngState) -> LogicalState:
 _SNAPSHOT_S = 0.25
 """Seconds between states of a logical worker, unless the loader gives a number of batches."""
 _SNAPSHOT_TICKETS = 1024
-"""Maximum number of batches between states of a logical worker. They would be made again after a death."""
+"""Maximum number of batches between states of a logical worker. These batches are made again after its death."""
 _SNAPSHOT_SHARE = 0.02
 """Maximum share of a worker's time that snapshots take if the user has not set their pace."""
 

@@ -130,9 +130,7 @@ class AddsOne(Wrapper):
 
 @IN
 def test_a_synchronous_wrapper_of_coroutines_is_named(options: dict[str, Any]) -> None:
-    with pytest.raises(
-        UsageError, match=r"Indices.__getitem__ is async: that of AddsOne, which wraps it, must be, too"
-    ):
+    with pytest.raises(UsageError, match=r"Indices.__getitem__ is async. Make AddsOne.__getitem__ async, too"):
         indices(AddsOne(Indices()), **options)
 
 

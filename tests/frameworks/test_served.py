@@ -257,7 +257,7 @@ class OwnSampler(DataLoader[Any]):
 PLAIN: Any = DataLoader(DATA, 4)
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: serve(PLAIN, seeding="no"), "seeding='no'"),
-    (lambda: serve(PLAIN, batch_size=8), r"batch_size=8\): that of the loader holds"),
+    (lambda: serve(PLAIN, batch_size=8), r"batch_size=8\): the loader's own value applies"),
     (lambda: serve(PLAIN, like=PLAIN), r"like=<torch.*>\): give a DpexDataLoader"),
     (lambda: serve(DpexDataLoader(DATA), 3), r"num_workers=3\): a DpexDataLoader has options of its own; give this"),
     (lambda: serve(OwnIterators(DATA)), "its class makes iterators itself. Train with a DpexDataLoader"),

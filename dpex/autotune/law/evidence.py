@@ -18,7 +18,7 @@ _R = TypeVar("_R", bound=Record)
 
 
 class RecentSum(Generic[_R]):
-    """The sum of the latest windows: at most `Constants.recent`, and at least half of it once so many were added."""
+    """The sum of the latest windows, at most `Constants.recent` of them. A full sum drops the older half at once."""
 
     def __init__(self, empty: _R) -> None:
         self.sum: _R = empty
@@ -26,7 +26,7 @@ class RecentSum(Generic[_R]):
         self._count = 0
 
     def add(self, window: _R) -> None:
-        """Add a window. Old windows are left out of a new sum, which avoids the errors of subtracting them."""
+        """Add a window. Old windows are left out of a new sum, because subtracting them would cause errors."""
         if self._count == CONSTANTS.recent // 2:
             self._earlier, self._later, self._count = self._later, self._empty, 0
         self._later, self._count = self._later.then(window), self._count + 1
@@ -65,7 +65,7 @@ class WorkEstimate:
     """The measurements of the work since it last changed.
 
     Attributes:
-        sum: The sum of recent windows with steps; for a pool, of recent windows in which it made batches.
+        sum: The sum of recent windows with steps; for a pool, of recent windows in which the pool made batches.
     """
 
     def __init__(self, cusums: defaultdict[str, Cusum] | None = None) -> None:
@@ -79,7 +79,7 @@ class WorkEstimate:
 
     def add(self, window: Reading) -> None:
         """Take in a window."""
-        if step_times(window).steps:  # CUDA events say nothing of a window without a step
+        if step_times(window).steps:  # CUDA events say nothing about a window without a step
             self._windows.add(window)
         for name, pool in self._pools.items():
             made: PoolReading = getattr(window, name)
@@ -96,8 +96,8 @@ class WorkEstimate:
     def changes(self, window: Reading, *, is_steady: bool) -> tuple[str, ...]:
         """Return the names of times that have changed: "step" and pools.
 
-        Service times of a pool are compared under the same number of workers, and only if all batches were begun under
-        it (``is_steady``), because workers hold each other up.
+        Service times of a pool are compared only between windows with the same number of workers, and only if all
+        batches were begun with that number (``is_steady``), because workers slow each other down.
         """
         found, workers = [], (window.settings.local, window.settings.remote)
         step = step_times(window)
@@ -127,7 +127,7 @@ class WorkEstimate:
 
     @property
     def service_s(self) -> float:
-        """Mean seconds of a local worker's batch without queueing; of a remote worker's if none was local; else 0."""
+        """Mean seconds of a local batch without queueing. Without local batches: of a remote batch, or 0."""
         pools = (self._pools[name].sum for name in WORKER_POOLS)
         return next((net_mean_s(pool, pool.queueing_s or 0.0) for pool in pools if pool.tickets), 0.0)
 

@@ -1,4 +1,4 @@
-"""The law chooses workers and prefetch by one model and a few rules. PURE: it reads no clock, as windows have times.
+"""The law chooses workers and prefetch by one model and a few rules. PURE: it takes the time from windows.
 
 ``docs/explanation/tuning.md`` has the rules: start (`initial_settings`), jump (`Law._grow`), judge (`Law._judge`),
 probe (`Law._probe`), change (`Law._drop_evidence`) and give back (`Law._give_back`). `dpex.autotune.supervisor` keeps
@@ -95,7 +95,7 @@ class Law:
         self._is_fresh = config.start is None  # no early jump from the settings of another run
 
     def useful_remote(self, most: int) -> int | None:
-        """The number of remote workers that would pay if the cluster had places for ``most``; None if unknown."""
+        """Return the remote workers that would speed up training with room for ``most`` of them; None if unknown."""
         if self.model is None:
             return None
         model = self.model.with_remote(most)
@@ -124,7 +124,7 @@ class Law:
         return self._decide(window)
 
     def _growth(self) -> float:
-        """Return the growth of workers that is on trial or is taken back, as a factor; 1 without one."""
+        """Return the largest over the smallest number of workers in a trial and the trial that it reverts; else 1."""
         trial = self._trial
         if trial is None:
             return 1.0
@@ -133,7 +133,7 @@ class Law:
         return max(new, trial.old.workers) / max(1, min(new, old))
 
     def _decide_early(self, window: Reading) -> Decision | None:
-        """Return a first jump as soon as the work is known, without windows under the present setting."""
+        """Return a first jump as soon as the work is known, even without a window under the present setting."""
         if self._trial is not None:
             return None
         made = self._work.sum.tickets
@@ -232,16 +232,16 @@ class Law:
     def _target(self, window: Reading) -> tuple[int, int]:
         """Return the model's best numbers of workers within one jump.
 
-        If a number of workers has failed, a jump goes at most to the geometric mean of that and the present number.
+        If a number of workers has failed, a jump goes at most to the geometric mean of the failed and present numbers.
         """
         assert self.model is not None
         model, k, now = self.model, CONSTANTS, window.settings
         wanted = dict(zip(WORKER_POOLS, model.best(self.config.headroom, self._limits_of_waiting()), strict=True))
-        if self._latest_reason is None and self.config.start is None:  # memory is known now
+        if self._latest_reason is None and self.config.start is None:  # the start had to guess a worker's memory
             usual = initial_settings(self.limits, model.cpus).local
             wanted[LOCAL] = max(wanted[LOCAL], min(usual, model.limits.most_local(model.unevenness)))
         jump = max(math.ceil(k.jump * now.workers), k.jump_floor)
-        if model.cpu_share > k.computes_from:  # the model knows the CPUs, and remote workers have their own
+        if model.cpu_share > k.computes_from:  # the model knows this machine's CPUs; remote workers have their own
             jump = MOST_WORKERS
         most = dict.fromkeys(WORKER_POOLS, jump)
         for name, count in zip(WORKER_POOLS, self._failed_workers or (), strict=False):
@@ -257,26 +257,26 @@ class Law:
         return replace(hard, local=min(hard.local, max(self.config.max_waiting, hard.least_local)))
 
     def _widen(self, window: Reading) -> Decision | None:
-        """Return a probe or a larger prefetch, where the model knows no better number of workers."""
+        """Return a probe or a larger prefetch, because the model knows no better number of workers."""
         assert self.model is not None
         k, record, now, model = CONSTANTS, self._record, window.settings, self.model
         if len(record) < k.enough_windows:
             return None
         fit = model.limits.most_local(model.unevenness)
         if record.is_late and now.local > fit and model.unevenness > k.is_uneven_from:
-            return self._change(window, fit, now.remote, "limit", None)  # prefetch uses their memory better
+            return self._change(window, fit, now.remote, "limit", None)  # prefetch makes better use of the memory
         if record.is_late or now.workers * model.step_s > model.local.service_s:
             self._depth = k.most_depth
         return self._probe(window) or self._change(window, now.local, now.remote, "spread", None)
 
     def _probe(self, window: Reading) -> Decision | None:
-        """Return a small growth of one pool, and after a failed probe of the other pool.
+        """Return a small growth of one pool. After a failed probe, the other pool comes first.
 
         Local workers grow at most to the number that fills the CPUs.
         """
         assert self.model is not None
         k, now, model = CONSTANTS, window.settings, self.model
-        if window.at < self._next_trial_at or model.start is not None:  # no window shows the cost of a start
+        if window.at < self._next_trial_at or model.start is not None:  # windows do not show the cost of a start
             return None
         fit = model.limits.most_local(model.unevenness)
         most = {LOCAL: min(fit, self._limits_of_waiting().local, model.workers_to_fill()), REMOTE: model.limits.remote}
@@ -291,7 +291,7 @@ class Law:
     def _give_back(self, window: Reading) -> Decision | None:
         """Return fewer workers, if some are idle and the loop has not waited for a while.
 
-        Workers that take the training thread's CPU are given back without that delay.
+        Workers that take the training thread's CPU are given back earlier.
         """
         assert self.model is not None
         k, now, record, least = CONSTANTS, window.settings, self._record, self.model.limits
@@ -334,7 +334,7 @@ class Law:
         return self._change(window, trial.old.local, trial.old.remote, "undo", None)
 
     def _has_changed_instead(self, trial: Trial) -> bool:
-        """Return True if batches stay slow after growth was taken back. Then the work has changed, not the workers."""
+        """Return True if batches stay slow after growth was taken back. Then the changed work has made them slow."""
         record, grown, k = self._record, trial.reverted, CONSTANTS
         if grown is None or len(record) < k.enough_windows or record.made.tickets < 2 * k.enough_batches:
             return False
@@ -344,9 +344,9 @@ class Law:
     def _trial_result(self, window: Reading, trial: Trial) -> TrialResult:
         """Judge a change by the windows so far.
 
-        Growth by ``ratio`` is good if the rate rises by the root of ``ratio``, or to the demand of the training loop.
-        It is also good if the median batch takes longer by less than that root. A probe must gain, and any other change
-        must not lose.
+        Growth by ``ratio`` is good if the rate rises by the root of ``ratio``, or of demand over the old rate if that
+        is less. It is also good if the median batch takes longer by less than the root of ``ratio``. A probe must raise
+        the rate, and any other change must not reduce it.
         """
         assert self.model is not None
         k, record, now, own = CONSTANTS, self._record, window.settings, self.config
@@ -355,7 +355,7 @@ class Law:
         made = trial.before.is_late or record.is_late
         (rate0, error0), (rate1, error1) = trial.before.rate(made=made), record.rate(made=made)
         rate0 = min(rate0, own.headroom * trial.old.workers / trial.service_s)  # a higher rate emptied the prefetch
-        if not rate0:  # estimated by Little's law from a few batches
+        if not rate0:  # no rate is known; estimate it by Little's law from a few batches
             rate0, error0 = min(trial.old.workers / trial.wall_s, self.model.demand), 0.0
         gain, wide = rate1 / rate0 - 1.0, 2.0 * math.hypot(error0, error1) / rate0
         least, is_free = (k.equal_rates if trial.kind == PROBE else -k.equal_rates), False
@@ -377,10 +377,10 @@ class Law:
         """Return to the number of workers that the limit keeps busy, because more workers have not raised the rate.
 
         By Little's law this number is the present rate times the former time of a batch. All workers were busy before
-        the growth. So the number is the former one, raised by the relative growth of the rate.
+        the growth. So the number is the former number of workers times the growth of the rate.
         """
         now, old = window.settings, trial.old
-        gain = result.gain if result.gain > CONSTANTS.equal_rates else 0.0  # else noise adds a worker at each trial
+        gain = result.gain if result.gain > CONSTANTS.equal_rates else 0.0  # or noise would add a worker at each trial
         fewest = min(now.workers, math.ceil(old.workers * (1.0 + gain)))
         local = min(now.local, max(old.local, fewest - old.remote))
         remote = min(now.remote, max(old.remote, fewest - local))

@@ -1,7 +1,7 @@
-"""The model of a loader: rate and wait of a setting, the best setting, and the end of the stall.
+"""The model of a loader: rate and wait of a setting, the best setting, and the needs of a loop that never waits. PURE.
 
-PURE. ``W`` workers take ``s`` seconds and ``c`` CPU seconds for a batch. Other programs use ``o`` of ``C`` CPUs. A step
-takes ``t`` seconds, and ``k`` CPU seconds of the training process. So::
+Each of ``W`` workers takes ``s`` seconds and ``c`` CPU seconds for a batch. Other programs use ``o`` of ``C`` CPUs. A
+step takes ``t`` seconds, and ``k`` CPU seconds of the training process. So::
 
     rate(W) = min(W / s, F / (c + k), 1 / t, limit of memory),   F = max(C - o, C W / (W + o))
 
@@ -40,7 +40,7 @@ class PoolCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """A prediction: the expected value, and an interval that holds the true one in most cases."""
+    """A prediction: the expected value, and an interval that contains the true value in most cases."""
 
     value: float
     low: float
@@ -81,7 +81,7 @@ class Start:
     batches: int
 
     def seconds_with(self, workers: int, cpus: float) -> float:
-        """Return the seconds with another number of workers, which start on ``cpus`` at the same time."""
+        """Return the seconds with another number of workers, which all start at the same time on ``cpus`` CPUs."""
         now, other = (1.0 + CONSTANTS.start_each * max(1.0, count / cpus) for count in (self.workers, workers))
         return self.seconds * other / now
 
@@ -95,10 +95,10 @@ class Model:
         local, remote: The costs of a batch in each pool.
         step_s: Time of the training loop for a batch without a wait.
         step_cpu_s: CPU time of the training process in ``step_s``.
-        step_queued_s: Time of the training thread on run queues in a step, beyond ``step_s``.
+        step_queued_s: Time of the training thread on run queues in a step, in addition to ``step_s``.
         cpus: CPUs that this job may use.
         others: The part of ``cpus`` that other programs use.
-        unevenness: The slowest batch over the mean.
+        unevenness: The ratio of the slowest batch's time to the mean time.
         measured_rate: Batches per second under ``now`` if the loop waited, else None.
         error: The relative standard error of ``measured_rate``.
         start: The cost of a start; None if workers persist.
@@ -143,7 +143,7 @@ class Model:
         diagnosis pass different values for these reasons:
 
         - ``step_s``, ``step_queued_s``: In a window most waits have no cause yet, so the law takes the step from the
-          clock. It plans for less queueing. A diagnosis predicts the queueing of a step outside the model.
+          clock. The law plans for less queueing. A diagnosis predicts the queueing of a step outside the model.
         - ``others``: The law takes the maximum of recent windows, because other programs come again. A diagnosis
           explains a run, and takes the mean.
         - ``is_full``: The law takes the windows under the present setting, and a diagnosis the whole run.
@@ -227,7 +227,7 @@ class Model:
 
     @property
     def lacks_cpus(self) -> bool:
-        """True if CPUs, not their number, limit the local workers of the present setting."""
+        """True if CPUs, and not the number of workers, limit the rate of local workers in the present setting."""
         near = self.now.local / max(_TINY, self.local.service_s)
         return near > self.free_cpus(self.now.local) / max(_TINY, self._cpu_s)
 
@@ -275,7 +275,7 @@ class Model:
         return self._quick_to_start(local), max(remote, limits.least_remote)
 
     def _quick_to_start(self, local: int) -> int:
-        """Return the smallest number of workers that minimises the time of a pass with its start."""
+        """Return the smallest number of workers that minimises the time of a pass, including its start."""
         start = self.start
         if start is None or not start.seconds:
             return local
@@ -321,8 +321,8 @@ class Model:
     def without_others(self, *, keeps_factor: bool = False, only_cpu: bool = False) -> Model:
         """Return the model without other programs.
 
-        If CPUs limit the workers, other programs explain a low measured rate, so it does not correct the prediction
-        unless ``keeps_factor``. With ``only_cpu``, other programs also explain all time beyond CPU time.
+        If CPUs limit the workers, other programs explain a low measured rate, so that rate corrects the prediction only
+        with ``keeps_factor``. With ``only_cpu``, other programs also explain all time beyond CPU time.
         """
         alone = replace(self, others=0.0, step_queued_s=0.0)
         if only_cpu:

@@ -45,15 +45,15 @@ def expected(
 
 
 def _outside_next_s(step_s: float, record: SettingStats, window: Reading) -> float:
-    """Return the part outside ``next()`` of ``step_s``, the seconds of a step in which the loop is not blocked."""
+    """Return the part outside ``next()`` of ``step_s``, which are all seconds of a step without blocked ones."""
     seen = _counted(record, window).sum
     return step_s * (1.0 - min(1.0, seen.next_busy_s / max(1e-9, seen.seconds - seen.blocked_s)))
 
 
 def measured(record: SettingStats, window: Reading) -> dict[str, float]:
-    """Return rate and wait under the present setting, or in the latest window if none counts yet.
+    """Return rate and wait under the present setting, or in the latest window if no window counts yet.
 
-    The rate is missing if the windows are too short for one. The wait is the share of all time in ``next()``.
+    The rate is missing if the windows are too short for a rate. The wait is the share of all time in ``next()``.
     """
     seen = _counted(record, window)
     return {"rate": seen.rate()[0], "wait": seen.sum.wait} if seen.has_rate else {"wait": seen.sum.wait}
@@ -104,7 +104,7 @@ def described(one: Decision) -> str:
 
 
 def expectation(one: Decision) -> str:
-    """Return the expected rate and wait. The model predicts no gain from prefetch, which only hides slow batches."""
+    """Return the expected rate and wait. For a larger prefetch the model predicts no gain, so the rate is a minimum."""
     least = "at least " if one.reason == "spread" else ""
     return f"{least}{_rate(one.predicted_rate)} with a wait of {percent(one.predicted_wait)}"
 

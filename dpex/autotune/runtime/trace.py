@@ -1,17 +1,17 @@
 """The record of a run as a file, one line of JSON for each window, decision and outcome.
 
 A trace begins with a ``header``: format, version, process and machine, and the ``origin`` of the first policy, which is
-its configuration, start and limits. Then follow, in the order in which they happened, ``window`` (before the policy
-sees it), ``outcome`` (of an earlier decision, by its number) and ``decision`` (as taken). ``renewed`` has the
-``origin`` of another policy, after limits changed. The declaration of a field (`dpex.measure.record`) tells whether a
-window contains it.
+its configuration, start and limits. These lines follow in order of time: ``window``, before the policy sees it;
+``outcome`` of an earlier decision, by its number; ``decision``, as taken; and ``renewed``, with the ``origin`` of
+another policy, after limits changed. The declaration of a field (`dpex.measure.record`) tells whether a window contains
+it.
 
-A reader accepts a version whose first number it knows. A higher second number adds kinds of lines and fields. An older
-reader skips them. A newer reader gives missing fields their defaults.
+A reader accepts a version whose first number it knows. A higher second number adds kinds of lines and fields, which an
+older reader skips. A newer reader gives missing fields their defaults.
 
-The tuner's thread alone writes, and only in the process that made the `TraceFile`. Nothing is held between two lines,
-neither a buffer nor a descriptor, so that a killed run leaves a readable file and a fork shares nothing. An error while
-writing is logged once, and ends recording, not the run.
+Only the tuner's thread writes, and only in the process that made the `TraceFile`. Neither a buffer nor a descriptor is
+kept between two lines, so that a killed run leaves a readable file and a fork shares nothing. An error while writing is
+logged once, and ends the recording, but not the run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ VARIABLE = "DPEX_TRACE"
 
 
 class Recorder:
-    """Makes the records of a run and passes each to ``emit``. ``header``: Makes the first one, as `header` does."""
+    """Makes the records of a run and passes each to ``emit``. ``header`` returns the first record, as `header` does."""
 
     def __init__(self, emit: Callable[[dict[str, Any]], object], header: Callable[[float], dict[str, Any]]) -> None:
         self._emit = emit
@@ -56,7 +56,7 @@ class Recorder:
         self._decisions = 0
 
     def origin(self, config: AutotuneConfig, start: Settings, limits: Limits, why: str, at: float) -> None:
-        """Record the origin of a policy, ``at`` seconds into the run. ``why``: why it replaces another, or ""."""
+        """Record the origin of a policy, ``at`` seconds into the run. ``why``: The reason for a new policy, or ""."""
         origin = as_json({"config": config, "start": start, "limits": limits, "why": why})
         if self._has_header:
             self._emit({"kind": "renewed", "origin": origin})
@@ -82,7 +82,7 @@ class Recorder:
 
 
 def header(at: float) -> dict[str, Any]:
-    """Return the fields of a header but ``origin``, which `Recorder` adds. The run began ``at`` seconds ago."""
+    """Return the fields of a header except ``origin``, which `Recorder` adds. The run began ``at`` seconds ago."""
     torch = sys.modules.get("torch")
     machine = {
         "name": os.uname().nodename,

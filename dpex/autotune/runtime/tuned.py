@@ -51,7 +51,7 @@ class Tuned:
         Path(filled_in(os.fspath(file), os.environ)).write_text(json.dumps(self.as_dict()) + "\n")
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of a `DpexDataLoader` that always has these numbers, with the same random numbers."""
+        """Return the arguments of a `DpexDataLoader` that keeps these settings and draws the same random numbers."""
         if not self.remote:
             return {**self.torch_arguments(), "seeding": self.seeding}
         fixed: dict[str, Any] = {
@@ -67,7 +67,7 @@ class Tuned:
 
 
 def start_of(config: AutotuneConfig) -> Tuned | None:
-    """Return the initial settings in ``config.start``; None if it is None.
+    """Return the initial settings in ``config.start``, or None if there are none.
 
     Raises:
         OptionError: The file is missing, is of another version, or holds something else.

@@ -2,9 +2,9 @@
 
 One daemon thread ("dpex-tuner") per loader reads the loader's engines while they exist. The thread and the consumer
 never wait for each other: the thread reads without the engine's lock, and the consumer's thread carries out its
-requests in ``next()``. If `Tuner.turn` outlasts the epoch, as a call to Ray may, the thread ends after that turn,
-and the thread of the next epoch waits for it. `dpex.autotune.runtime.windows` determines the start and the end of a
-window.
+requests in ``next()``. If `Tuner.turn` outlasts the epoch, for example in a call to Ray, the thread ends after that
+turn, and the thread of the next epoch waits for that end. `dpex.autotune.runtime.windows` determines the start and the
+end of a window.
 
 The loader and its iterators refer to the tuner, and the tuner refers to neither. The thread refers to the tuner only
 during a turn. It ends with the last iterator, with the tuner, or with the interpreter.
@@ -59,7 +59,7 @@ class Tunable(Protocol):
 
     @property
     def closed(self) -> bool:
-        """True if it has ended."""
+        """True if the engine has ended."""
 
     def report(self) -> EngineReport:
         """Return the present state."""
@@ -109,7 +109,7 @@ class Tuner:
         self._thread: threading.Thread | None = None
         self._recorder = recorder(config)
         self.kernels: Reading = Reading()
-        """NVML's seconds of all windows."""
+        """The sums of NVML's seconds over all windows."""
         self.settings: Settings = limits.clip(start)
         self._law: Supervisor = Supervisor(config, self.settings, limits, recorder=self._recorder)
         if note:
@@ -119,7 +119,7 @@ class Tuner:
     # -- settings ----------------------------------------------------------------------------------------------------
 
     def _renew(self, why: str, narrow: Callable[[Limits], Limits], **workers: Any) -> None:
-        """Replace the law by one with narrower limits. It begins at the present setting with these ``workers``."""
+        """Replace the law by one with narrower limits, which begins at the present setting with these ``workers``."""
         with self._changing:
             self._limits = limits = narrow(self._limits)
             self.settings = limits.clip(replace(self.settings, **workers))
@@ -157,7 +157,7 @@ class Tuner:
     # -- engines -----------------------------------------------------------------------------------------------------
 
     def add_engine(self, engine: Tunable) -> None:
-        """Tune this engine too; the thread starts with the first."""
+        """Tune this engine too. The thread starts with the first engine."""
         self._begin_in_this_process()
         self._engines.append(engine)
         if self._thread is None or self._stop.is_set() or not self._thread.is_alive():
@@ -193,7 +193,7 @@ class Tuner:
     # -- windows -----------------------------------------------------------------------------------------------------
 
     def turn(self) -> float:
-        """Look at the engines, decide, and return the seconds until the next turn."""
+        """Read the engines, decide, and return the seconds until the next turn."""
         if self.is_frozen:
             self._law.announce(self._elapsed_s())
             if self._room is not None:
@@ -231,7 +231,7 @@ class Tuner:
     def _of_gpu(self, window: Reading) -> dict[str, Any]:
         """Return the GPU's kernel time in the window, and add it to ``kernels``.
 
-        NVML measures about the last second. Its share of that second counts for the whole window.
+        NVML measures about the last second. The share of that second is used for the whole window.
         """
         busy = self._gpus.busy_ratio() if self._gpus is not None else None
         if busy is None or window.seconds <= 0:
@@ -239,11 +239,11 @@ class Tuner:
         supplied_s = window.seconds if window.ready else 0.0
         found: dict[str, Any] = {"kernel_s": busy * window.seconds, "kernel_seen_s": window.seconds}
         found |= {"kernel_supplied_s": busy * supplied_s, "supplied_s": supplied_s}
-        self.kernels = self.kernels.plus(Reading(**found))  # only in passes, as the GPU is idle later
+        self.kernels = self.kernels.plus(Reading(**found))  # only within passes, because the GPU idles after a pass
         return found
 
     def _of_machine(self, window: Reading) -> dict[str, Any]:
-        """Return the fields about the machine. Its free memory is reduced to the part of this rank, or of its group.
+        """Return the fields about the machine. Free memory is the part of this rank, or of ranks that share batches.
 
         All ranks see the same free memory and grow at the same time. ``memory_share`` leaves a part to the trainer.
         """
@@ -281,8 +281,8 @@ class Tuner:
     def _keep_place(self, reports: Sequence[EngineReport]) -> None:
         """Report this loader to the cluster while no window ends, for example before the first batch of a pass.
 
-        A loader whose workers wait for room on the cluster has no batch, and so no window. Other loaders release its
-        share only if it reports.
+        A loader whose workers wait for room on the cluster has no batch, and so no window. Other loaders release the
+        share of this loader only if it reports.
         """
         is_due = self._clock() - self._asked_for_room_at >= ROOM_EVERY_S
         if self._room is None or not self._limits.remote or not reports or not is_due:
@@ -309,7 +309,7 @@ class Tuner:
         self._windows.go_on(window, self.config.interval_s, is_changed=decision is not None)
 
     def _learn(self, report: EngineReport) -> bool:
-        """Take in a limit that an engine has met. Return True if that has replaced the law."""
+        """Take in a limit that an engine has met. Return True if the limit has replaced the law."""
         if report.refused is not None and self._limits.remote:  # the dataset cannot be sent, or the cluster is gone
             local, why = report.reading.settings.local, f"there can be no remote workers: {report.refused}"
             self._renew(why, lambda limits: limits.without_remote(local), **{LOCAL: local, REMOTE: 0})
@@ -327,7 +327,7 @@ class Tuner:
         return self._limits.least_local != self._limits.local > most
 
     def _carry_out(self, decision: Decision, law: Supervisor) -> None:
-        """Carry out a decision, unless another law has replaced ``law``, because the user fixed a size meanwhile."""
+        """Carry out a decision of ``law``. Do nothing if the user has fixed a setting since, which replaces the law."""
         with self._changing:
             if law is not self._law:
                 return

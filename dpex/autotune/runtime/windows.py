@@ -7,7 +7,7 @@ carried out.
 
 Between the ends of windows, the tuner reads the engines more often. Such a reading is a *glance*. If the consumer has
 begun to wait for most of its time since the last glance, the work has changed. A short window then replaces the window
-in progress, which is mostly of the former work.
+in progress, because that window mostly measured the former work.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class WindowMark:
         return self.batches_to(reading), self.seconds_to(reading)
 
     def is_slower_to(self, reading: Reading, base: WindowMark) -> bool:
-        """Return True if local workers took far longer for each latest batch than the mean from ``base`` to this mark.
+        """Return True if each of the latest local batches took far longer than the mean from ``base`` to this mark.
 
         The latest batches are those made from this mark to ``reading``, at most `RECENT`, and at least 2.
         """
@@ -74,8 +74,8 @@ def between(before: WindowMark, after: WindowMark) -> Reading:
     """Return the window between two marks, without memory, cluster, GPU and other programs."""
     window = after.reading.since(before.reading)
     window = replace(window, seconds=window.blocked_s + window.next_busy_s + window.stepping_s)
-    # before the first batch of a pass, the training thread sleeps and is on no run queue: only its CPU time is reduced
-    # to the part that belongs to passes
+    # the training thread is on no run queue before the first batch of a pass, because it sleeps, so only its CPU time
+    # is reduced to the part that belongs to passes
     part = after.machine.part(before.machine, before.seconds_to(after.reading))
     window = after.machine.completed(window, before.machine, part)
     # the law does not know the CPUs of other machines, so their queueing stays part of a batch's time
@@ -88,7 +88,7 @@ def machine_of(reading: Reading) -> MachineCounts:
 
 
 class MeasurementWindows:
-    """Windows of several engines, which the caller numbers. A window counts the engine with the most progress.
+    """Windows of several engines, to which the caller gives numbers. A window counts the engine with most progress.
 
     Several threads may use it.
 
@@ -141,7 +141,7 @@ class MeasurementWindows:
     def forget(self, number: int) -> None:
         """Drop an engine that has ended, at the next report. Idempotent.
 
-        The garbage collector may call this in a thread that holds the lock, so it takes none.
+        The garbage collector may call this method in a thread that holds the lock, so the method takes no lock.
         """
         self._ended.append(number)
 
@@ -181,7 +181,7 @@ class MeasurementWindows:
         return WindowMark(reading, self._machine(reading))
 
     def _starves_suddenly(self, reports: Sequence[tuple[int, EngineReport]]) -> bool:
-        """Return True if since the last glance the consumer waited or batches were slow. The window restarts there."""
+        """Return True if the consumer waited or batches were slow since the last glance, and restart windows there."""
         if self._waited > SUDDEN / 2:
             self._glances.clear()
             return False
@@ -199,10 +199,10 @@ class MeasurementWindows:
         return True
 
     def _has_base(self, number: int, report: EngineReport) -> bool:
-        """Return True if a window of that engine is open; else open one, also after a resize or an absence."""
+        """Return True if the engine has an open window. Otherwise, and in a resize or an absence, open a new one."""
         entry, reading = self._bases.get(number), report.reading
         if entry is not None and entry.progress_to(reading) < (0, 0.0):
-            entry = None  # a number that is used again, for another engine
+            entry = None  # another engine has this number now
         if entry is None or report.resizing or self._is_away(number, reading, entry.reading):
             self._bases[number] = self._mark(reading)
             self._glances.pop(number, None)

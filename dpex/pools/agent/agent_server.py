@@ -1,14 +1,14 @@
 """The agent server: a process on a node that forks the agents, so that only the first agent waits for imports.
 
-Importing torch takes most of the time until a first remote batch. The guardian starts the server once, as its child.
-The server then forks an agent for each pool of the training process, within milliseconds.
+Importing torch takes most of the time until a first remote batch. The guardian, dpex's Ray actor on the node, starts
+the server once, as its child. The server then forks an agent for each pool of the trainer, within milliseconds.
 
 The guardian sends ``("start", fields)`` of a `dpex.pools.agent.connection.TrainerAddress`, and ``("stop", agent)``.
 The server answers ``("ended", agent, exit code)``. An agent that cannot begin sends ``("why", agent, text)`` before it
 ends.
 
-The server has one thread. It ends when the socket closes, or when the guardian ends, which a pidfd shows. Its agents
-watch the guardian, too. If the server dies first, the kernel kills them (PR_SET_PDEATHSIG).
+The server has one thread. It ends when the socket closes, or when a pidfd shows that the guardian has ended. Agents
+watch the guardian, too. If the server dies first, the kernel kills its agents (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations

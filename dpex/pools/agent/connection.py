@@ -1,7 +1,7 @@
 """The connection between an agent and its trainer. Each end proves to the other that it has the run's secret.
 
-The secret never travels over this connection. The agent receives it through Ray, which does not encrypt it unless it
-uses TLS. The handshake:
+The secret never travels over this connection. The agent receives it through Ray, whose traffic is encrypted only with
+TLS. The handshake:
 
     agent   → trainer   hello: protocol, version, the agent's number, a nonce
     trainer → agent     protocol, version, a nonce, the trainer's proof
@@ -45,18 +45,18 @@ _TRAINER, _AGENT = b"trainer", b"agent"
 Send = Callable[[bytes], object]
 Read = Callable[[int], bytes]
 CONNECT_S = 10.0
-"""Seconds for which an agent tries to connect, twice `GREETING_S`, because silent clients may come before it."""
+"""Seconds for which an agent tries to connect: twice `GREETING_S`, because it may have to wait for silent clients."""
 GREETING_S = 5.0
 """Maximum seconds of a greeting: more than an agent on a busy machine needs."""
 MOST_GREETINGS = 64
-"""Maximum clients that are greeted at a time, each by a thread. It is small against a limit of 1024 descriptors."""
+"""Maximum clients that are greeted at a time, each by a thread: few compared to the usual 1024 descriptors."""
 REST_S = 0.2
 """Seconds before the next client is accepted when no descriptor is free for it."""
 _BACKLOG = 128
 """Connections that the kernel keeps until they are accepted: twice `MOST_GREETINGS`."""
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
 _GIVE_UP = ("TCP_USER_TIMEOUT", 15_000)
-"""Milliseconds for which sent bytes may stay unacknowledged. Keepalive probes idle connections only. On others the
+"""Milliseconds for which sent bytes may stay unacknowledged. Keepalive probes idle connections only. On a busy one, the
 kernel would retransmit for a quarter of an hour, while the training waits for that machine's batches."""
 
 
@@ -99,8 +99,8 @@ def challenge(secret: bytes, send: Send, read: Read) -> int:
     """Greet a client as the trainer; return the number of the agent that it has proved to be.
 
     Raises:
-        GreetingError: The client is no agent of this run, or has another version. A dpex of another version is sent
-            the version of this one.
+        GreetingError: The client is no agent of this run, or has another version. An agent with another version is
+            sent this version.
     """
     head = read(len(_HEAD))
     if head != _HEAD:
@@ -171,7 +171,7 @@ def _left_s(deadline: float) -> float:
 def tune(connection: socket.socket, *, is_trainer: bool) -> None:
     """Make a connection block without a timeout, send small messages at once, and detect a lost machine within 15 s.
 
-    The agent's end does not limit unacknowledged bytes, because a trainer that reads nothing may only be stopped. If
+    The agent's end does not limit unacknowledged bytes, because a trainer that reads nothing may only be suspended. If
     the trainer has ended, the guardian ends the agent.
     """
     connection.settimeout(None)
@@ -186,7 +186,7 @@ def tune(connection: socket.socket, *, is_trainer: bool) -> None:
 
 
 class AdmissionServer:
-    """Accepts agents. A flood of clients costs it a bounded number of threads and descriptors.
+    """Accepts agents, with a bounded number of threads and descriptors even in a flood of clients.
 
     ``admit`` is called with each accepted connection and the agent's number, in the thread that greeted the
     agent. Raises OSError if this process cannot listen on ``address``, the address that agents connect to.
@@ -248,7 +248,7 @@ class AgentLink:
     """The link to one agent. It owns ``connection``. ``memory(nbytes)`` returns a writable buffer.
 
     A thread receives frames into buffers from ``memory``, and appends them to ``arrived``. It calls ``wake`` after each
-    frame, and when the connection has ended. Then ``ended`` is True, and ``arrived`` may still hold frames.
+    frame, and when the connection has ended. After the end, ``ended`` is True, and ``arrived`` may still hold frames.
     """
 
     def __init__(self, connection: socket.socket, memory: Callable[[int], Any]) -> None:
@@ -278,7 +278,7 @@ class AgentLink:
         return True
 
     def close(self) -> None:
-        """End the connection, and with it the thread. Idempotent."""
+        """End the connection and the thread that reads it. Idempotent."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -303,10 +303,10 @@ def link_over(connection: socket.socket, memory: Callable[[int], Any]) -> AgentL
         tune(connection, is_trainer=True)
         connection.sendall(ACCEPTED)
         return AgentLink(connection, memory)
-    except (OSError, RuntimeError):  # RuntimeError: the process can have no further thread
+    except (OSError, RuntimeError):  # RuntimeError: the process cannot start another thread
         connection.close()
         return None
 
 
 def wake_nobody() -> None:
-    """Do nothing: no pool uses the link."""
+    """Do nothing, because no pool uses the link."""

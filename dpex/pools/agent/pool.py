@@ -1,12 +1,12 @@
 """Workers on other machines: one agent on each, and the tickets that each agent holds. This module knows nothing of
 Ray.
 
-Agents come from an implementation of `Nodes`, such as a cluster. It starts an agent on each node, and reports the agent
-by a `NodeNews` with an `AgentLink`, the trainer's end of the agent's connection.
+Agents come from an implementation of `Nodes`, such as a cluster, which starts an agent on each node. It reports each
+agent by a `NodeNews` with an `AgentLink`, the trainer's end of the agent's connection.
 
-A message of tickets that any worker may make goes to the agent with the fewest unanswered messages per worker. An agent
-gets at most `REMOTE_WINDOW` messages per worker. A message for a logical worker goes to the agent that runs it. If the
-connection of an agent ends, the agent and all its tickets are lost.
+A message of tickets for any worker goes to the agent with the fewest unanswered messages per worker. An agent gets at
+most `REMOTE_WINDOW` such messages per worker. A message for a logical worker goes to the agent that runs this worker.
+If the connection of an agent ends, the agent and all its tickets are lost.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class NodeNews(NamedTuple):
     """An event of one agent, or of all agents.
 
     "ready": The agent can open a pool over ``link``, with the dataset at ``path`` on its node.
-    "room": The number of workers that the agent may have has changed.
+    "room": The agent's maximum number of workers has changed.
     "lost": The agent has ended; ``why`` is the reason.
-    "failed": The cluster can run no worker at present or, with ``for_good``, ever. An empty ``why`` ends this state.
+    "failed": The cluster cannot run workers at present, or ever if ``for_good``. An empty ``why`` ends this state.
     "notice": A message for the user: a ``warning``, or a line of the log.
     "excluded": The node at ``place`` is excluded for a while. An empty ``why`` ends this state.
 
@@ -146,7 +146,7 @@ class HeldTicket(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class AgentHandle:
-    """An agent on the node ``place``, with at most ``room`` workers, of which ``up`` serve.
+    """An agent on the node ``place``. ``room``: Its maximum number of workers. ``up``: The workers that serve.
 
     ``held``: tickets of the present epoch, by number. ``messages``: count of unanswered tickets per message.
     ``answered_at``: time of the latest answer, in seconds.
@@ -163,7 +163,7 @@ class AgentHandle:
 
     @property
     def serving(self) -> int:
-        """The number of workers that serve and are to stay."""
+        """The number of workers that serve and will not be asked to leave."""
         return min(len(self.up), self.room)
 
     @property
@@ -194,7 +194,7 @@ class AgentHandle:
         """Note that a ticket's result arrived at the time ``at``. Return the network seconds of ticket and result.
 
         ``here_s``: seconds for which the agent had the ticket. Clocks of two machines are never compared. On a full
-        link results arrive one after the other, so each counts at most the time since the previous arrival.
+        link results arrive one after the other, so a result counts at most the time since the previous arrival.
         """
         held = self.took_back(number)
         if held is None:
@@ -215,7 +215,7 @@ class AgentHandle:
 class RemotePool:
     """See the module; implements `dpex.pools.base.WorkerPool`.
 
-    ``order(path)`` returns the order for an agent on whose node the dataset is at ``path``; see `order_of`.
+    ``order(path)`` returns the order for an agent whose node has the dataset at ``path``; see `order_of`.
     """
 
     def __init__(
@@ -400,7 +400,8 @@ class RemotePool:
         report = self._nodes.report(agent.link, arrived)
         if report.pool != self._number:
             return  # a report of the previous pool, which was closed
-        self.counts.sharing_ranks = max(self.counts.sharing_ranks, report.sharing_ranks)  # ranks may end before others
+        # the maximum, because some ranks may end before others
+        self.counts.sharing_ranks = max(self.counts.sharing_ranks, report.sharing_ranks)
         if report.results:
             self._made(agent, report, arrived.at)
         if report.traffic is not None:
@@ -451,7 +452,7 @@ class RemotePool:
     def _gone(self, agent: AgentHandle, event: WorkerGone) -> WorkerGone:
         worker = event.worker
         agent.up.discard(worker)
-        if event.epoch != self._epoch:  # it ended before this epoch's tickets reached the agent
+        if event.epoch != self._epoch:  # the worker ended before this epoch's tickets reached the agent
             event = replace(event, epoch=self._epoch, lost=(), working_on=None)
         for number in event.lost:
             agent.took_back(number)

@@ -1,8 +1,8 @@
 """An agent: a process on a node that keeps a pool of local workers for a trainer on another node.
 
-It is a `LocalPool` with a connection in place of an engine. Tickets, requests, results and events travel as frames. The
-connection sends large buffers directly from the workers' slots. A slot is free again once its bytes are sent. The
-process imports torch once, has one thread, and does not use Ray. The process that forks the workers unpickles the
+An agent drives a `LocalPool` as an engine does. Tickets, requests, results and events travel as frames over the agent's
+connection, which sends large buffers directly from the workers' slots. A slot is free again once its bytes are sent.
+The process imports torch once, has one thread, and does not use Ray. The process that forks the workers unpickles the
 dataset once, and the workers share it. The agent ends when its connection or its guardian ends.
 
 While more than `MOST_UNSENT_BYTES` are unsent, the agent does not read results, so the workers wait for the network.
@@ -47,20 +47,20 @@ from dpex.transport.pickling import unpack
 from dpex.worker.setup import WorkerSetup
 
 MOST_UNSENT_BYTES = 64 << 20
-"""Unsent bytes from which the agent reads no results: two large batches, one being sent and one queued."""
+"""Unsent bytes at which the agent stops reading results: two large batches, one being sent and one queued."""
 TRY_AGAIN_MS = 10
 """Milliseconds until the next attempt to send to a worker whose socket is full. An event ends the wait."""
 _OF_A_WORKER = ("adopt", "ask_state")
-"""Requests for one worker, which keep their order relative to its tickets."""
+"""Requests for one worker, which keep their order relative to the tickets of that worker."""
 SLEEP_MS = 1000
 """Maximum milliseconds until the pool checks for overdue starts."""
 LOOK_EVERY_S = 0.25
 """Minimum seconds between two readings of a meter, which take microseconds each. A tuner's window is rarely shorter."""
 _INFO_BYTES = 256
-"""Size of the buffer for ``TCP_INFO``, the kernel's counts of a connection, which take fewer bytes."""
+"""Size of the buffer for ``TCP_INFO``, the kernel's counts of a connection. The counts take fewer bytes."""
 _AT_RTT, _AT_ACKED, _AT_LEAST_RTT, _AT_BUSY, _AT_RESENT = 68, 120, 148, 168, 208
-"""Offsets in ``struct tcp_info`` of <linux/tcp.h>, to which fields are only ever appended. ``tcpi_bytes_retrans``, the
-last of them, came with Linux 4.19."""
+"""Offsets in ``struct tcp_info`` of <linux/tcp.h>, to which fields are only ever appended. The last of these fields,
+``tcpi_bytes_retrans``, came with Linux 4.19."""
 _UNKNOWN_RTT = 0xFFFFFFFF
 _PER_S = 1_000_000
 """The kernel counts microseconds."""
@@ -86,7 +86,7 @@ class Agent:
         self._backlog: dict[int | None, deque[tuple[Any, ...]]] = {}
         """Requests that the pool has not accepted yet, in order, by worker. None: requests for any worker."""
         self._caches: list[Any] = []
-        """References to the sample caches of this node, which else would be removed with a pool's last worker."""
+        """References to the sample caches of this node, so that they outlive the last worker of a pool."""
         self._came_at: dict[tuple[int, int], float] = {}
         """Time of each ticket's arrival at the agent, by epoch and number."""
         keep_from_templates(connection)
@@ -148,8 +148,8 @@ class Agent:
         self._submit(worker, "send", tickets, epoch, worker)
 
     def _do_epoch(self, epoch: int) -> None:
-        """Forget tickets that any worker may make; logical workers still make the tickets that they hold, as in
-        torch."""
+        """Forget tickets that any worker may make. As in torch, logical workers still make the tickets that they
+        hold."""
         self._backlog.pop(None, None)
         self._came_at.clear()
         self._open_pool.new_epoch(epoch)
@@ -164,8 +164,8 @@ class Agent:
         self._send_backlog(worker)
 
     def _send_backlog(self, worker: int | None) -> None:
-        """Pass requests for a worker to the pool, in order, until the pool refuses one. Drop the requests for an ended
-        worker, because the trainer gets a report of its end."""
+        """Pass requests for a worker to the pool, in order, until the pool refuses one. Drop the requests if the worker
+        has ended, because the trainer gets a report of that end."""
         backlog, pool = self._backlog[worker], self._open_pool
         while backlog:
             if worker is None and not self._wanted:
@@ -179,7 +179,7 @@ class Agent:
         del self._backlog[worker]
 
     def _hand_back(self, backlog: deque[tuple[Any, ...]]) -> None:
-        """Report tickets as lost, because no worker is wanted on this node any more, so that other nodes make them."""
+        """Report tickets as lost, so that other nodes make them, because no worker is wanted on this node any more."""
         for _, tickets, epoch, _ in backlog:
             numbers = tuple(ticket.number for ticket in tickets)
             gone = WorkerGone("", -1, epoch, numbers, None, expected=True, why="its node gives up its workers")
@@ -239,9 +239,9 @@ class ShippedContents:
 
 
 class PoolOrder(NamedTuple):
-    """The pool that an agent is to open. ``path``: the file with the setup. ``probes``: the agent first tests index 0.
+    """The pool that an agent is to open. ``path``: The file with the setup. ``probes``: Whether to test index 0 first.
 
-    ``codec``: see `dpex.transport.codec.codec_signature`.
+    ``codec``: See `dpex.transport.codec.codec_signature`.
     """
 
     shared_queue: bool
@@ -255,8 +255,8 @@ class UnfitError(DpexError):
 
 
 def open_plan(order: PoolOrder) -> WorkerPlan:
-    """Return the workers' plan. Runs in the template that forks them, so that they share the plan. Raises UnfitError,
-    and the errors of unpacking."""
+    """Return the plan of the workers. The template process, which forks the workers, runs this function, so that they
+    share the plan. Raises UnfitError, and the errors of unpacking."""
     if order.codec != codec_signature():
         raise UnfitError("torch there has other number types than the trainer's torch")
     with Path(order.path).open("rb") as file:
@@ -289,7 +289,7 @@ def _what_lacks(setup: WorkerSetup) -> bytes:
     when training asks for the sample."""
     set_worker_info(WorkerInfo(id=0, num_workers=setup.num_workers, seed=setup.base_seed, dataset=setup.dataset))
     for cache in caches_in(setup.dataset):
-        cache.stop_caching()  # worker_init_fn, not run here, may change samples
+        cache.stop_caching()  # worker_init_fn may change samples, and does not run in this process
     try:
         setup.dataset[0]
     except (ImportError, OSError) as error:

@@ -46,7 +46,7 @@ class AsyncWorker:
         self._has_news: asyncio.Event
 
     def serve(self) -> bool:
-        """Serve; return True once it was asked to leave, and False at the end of the socket."""
+        """Serve; return True once the worker was asked to leave, and False at the end of the socket."""
         loop = loop_of_process()
         loop.show_tickets(self._row.show)
         return bool(loop.run(self._serve()))

@@ -6,12 +6,12 @@ The server takes seconds to start, because it imports torch. `iter()` does not w
 until it reads them. Once the server runs, it starts a template within milliseconds.
 
 Neither the server nor a template imports the user's script or unpickles the dataset. Each worker does both, so it has
-its own threads, clients, CUDA contexts and open files. If Ray is connected, the script is not imported at all, because
-it might start training. Its classes and functions are then pickled by value.
+its own threads, clients, CUDA contexts and open files. If Ray is the reason for the server, no process imports the
+script, because it might start training. Its classes and functions are then pickled by value.
 
 A request carries the template's control socket, a file in memory that is written once for each pool (`Parcel`), and the
-descriptors of the dataset's shared memory. A request may also be for a process that outlives the trainer, and has
-templates of its own (`start_apart`). The server ends with the trainer. Any thread of the trainer may send requests.
+descriptors of the dataset's shared memory. Another kind of request starts a process that outlives the trainer and has
+its own templates (`start_apart`). The server ends with the trainer. Any thread of the trainer may send requests.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def starter_for(context: Any, plan: WorkerPlan) -> TemplateStarter:
 
 
 def start_early(context: Any) -> None:
-    """Start the server early where it replaces a fork of the trainer, because importing torch takes seconds."""
+    """Start the server early if it will replace forks of the trainer, because importing torch takes seconds."""
     if usable_context(context).get_start_method() == "fork":
         _begin()
 
@@ -251,7 +251,7 @@ class Parcel:
     ``fds``: Descriptors of a file in memory, of the trainer's stdout and stderr, and of objects that the plan shares.
 
     While `multiprocessing` pickles the arguments of a process, it passes the descriptors of connections and shared
-    tensors to the ``Popen`` of the process. A parcel takes the place of the ``Popen``, and keeps a duplicate of each.
+    tensors to the ``Popen`` of the process. A parcel takes the place of the ``Popen``, and keeps duplicates of them.
     """
 
     DupFd = _PackedFd
@@ -281,7 +281,7 @@ class Parcel:
         for number in (1, 2):
             try:
                 self.fds.append(os.dup(number))
-            except OSError:  # it is closed
+            except OSError:  # stdout or stderr is closed
                 self.fds.append(os.open(os.devnull, os.O_WRONLY))
         tracker = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]
         if tracker is not None:
@@ -301,7 +301,7 @@ class Parcel:
 
 
 def _pickled(plan: WorkerPlan, *, imports_script: bool) -> bytes:
-    """Pickle the plan. Definitions of the script go by value if no worker can import it, as in a notebook."""
+    """Pickle the plan. Definitions in the script are pickled by value if no worker imports it, as in a notebook."""
     main = sys.modules["__main__"]
     has_script = getattr(main, "__spec__", None) is not None or hasattr(main, "__file__")
     if not imports_script or not has_script:
@@ -372,7 +372,7 @@ def _enter_apart(fds: list[int], _: int) -> None:
 
 
 class _ReceivedParcel:
-    """A parcel in the receiving process. It gives the process the trainer's surroundings, and runs templates."""
+    """A parcel in the process that received it. It sets up the process like the trainer, and runs templates."""
 
     def __init__(self, fds: list[int]) -> None:
         os.dup2(fds[1], 1)
@@ -385,7 +385,7 @@ class _ReceivedParcel:
         spawn.prepare(surroundings["preparation"])
         if surroundings["has_tracker"]:
             resource_tracker._resource_tracker._fd = fds[3]  # type: ignore[attr-defined]
-        for number in surroundings["ignored"]:  # so that programs that workers start ignore it, too
+        for number in surroundings["ignored"]:  # so that programs that workers start ignore them, too
             signal.signal(number, signal.SIG_IGN)
         self.survives: frozenset[int] = surroundings["survives"]
         self._file, self._fds, self._surroundings = file, fds, surroundings

@@ -111,7 +111,7 @@ class _Template:
 
     def run(self, notice: str) -> None:
         signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # only Python handlers make signals write to the descriptor
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only a signal with a Python handler writes to the descriptor
         self._tell("ready", os.getpid())
         if notice:
             self._tell("notice", notice)
@@ -126,7 +126,7 @@ class _Template:
         self._end(grace_s)
 
     def _obey(self) -> float | None:
-        """Carry out one request of the trainer; return the seconds within which to end, if it is to end."""
+        """Carry out one request of the trainer; return the seconds that it gives the template to end, or None."""
         try:
             data, fds, flags, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 4)
         except ConnectionResetError:  # the trainer is gone, and had not read everything
@@ -136,7 +136,7 @@ class _Template:
         message = pickle.loads(data)
         if message[0] == "end":
             return float(message[1])
-        if flags & socket.MSG_CTRUNC:  # no descriptor was free for one in the message
+        if flags & socket.MSG_CTRUNC:  # this process had too few free descriptors for those in the message
             for fd in fds:
                 os.close(fd)
             self._tell("refused", message[1], os.strerror(errno.EMFILE))
@@ -149,7 +149,7 @@ class _Template:
         body = partial(self._enter_worker, os.getpid(), fds, arguments)
         answer: tuple[Any, ...]
         try:
-            if _is_hung_up(fds[0]):  # the trainer is closing: it hangs up before it asks to end
+            if _is_hung_up(fds[0]):  # the trainer is closing: it hangs up workers' sockets before it sends "end"
                 answer = ("exit", number, 0, 0)
             else:
                 pid = forking.fork_process(body, kinship, self._lives)
@@ -229,7 +229,7 @@ class TemplateStarter(ABC):
 
     @abstractmethod
     def start(self, theirs: socket.socket) -> forking.ProcessHandle:
-        """Start a template with ``theirs`` as its control socket. A template without a pid is still being started."""
+        """Start a template with ``theirs`` as its control socket. If the handle has no pid, the start is under way."""
 
     def why_not(self) -> str:
         """Return why the template has not become ready, as the end of a sentence whose subject is the template."""
@@ -312,7 +312,7 @@ class TemplateHandle:
                 data = self._control.recv(MESSAGE_BYTES)
             except BlockingIOError:
                 break
-            except ConnectionResetError:  # it ended with requests unread; its earlier messages can still be read
+            except ConnectionResetError:  # the template ended with requests unread; its messages can still be read
                 continue
             told: tuple[Any, ...] = pickle.loads(data) if data else ("dead",)
             if told[0] == "ready":

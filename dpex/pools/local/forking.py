@@ -1,14 +1,14 @@
 """Processes that are forked for the trainer: their start, their names, their signals, and their handles.
 
-`multiprocessing` treats each as its own. A worker is forked by a template, but appears as a child of the trainer
-(`Kinship`). A dataset that picks a port or a GPU by ``current_process()._identity[0]``, or watches
-``parent_process()``, must find the values that it finds in torch's workers: numbers that the trainer counts, and the
-trainer. Only ``os.getppid()``, which asks the kernel, returns the template.
+To `multiprocessing`, each looks like a process that it has started itself. A worker is forked by a template, but
+appears as a child of the trainer (`Kinship`). As in torch's workers, ``current_process()._identity[0]``, by which a
+dataset may pick a port or a GPU, is a number from the trainer's counter, and ``parent_process()`` is the trainer. Only
+``os.getppid()``, which asks the kernel, returns the template.
 
 **Signals.** The trainer's handlers stay in the trainer, and a signal that the trainer survives ends none of its
-workers. A job scheduler sends a signal to every process of a job: Slurm SIGUSR1 before preemption, a terminal SIGHUP. A
-handler that writes a checkpoint must run once, in the trainer, and its workers must live on, as torch's do. So a
-process that dpex starts does nothing at a signal that the trainer handles in Python or ignores. It ends with the
+workers. Some signals are sent to every process of a job: Slurm sends SIGUSR1 before preemption, and a terminal sends
+SIGHUP. A handler that writes a checkpoint must run once, in the trainer, and the workers must live on, as torch's do.
+So a process that dpex starts does nothing on a signal that the trainer handles in Python or ignores. It ends with the
 trainer anyway. A forked process inherits the trainer's handlers. So the trainer blocks signals while it forks, and the
 child unblocks them once it has replaced the handlers.
 """
@@ -32,7 +32,7 @@ from dpex.system.processes import parent_of, pidfd
 
 T = TypeVar("T")
 UNKNOWN_EXIT = 255
-"""The exit code of a child that other code or, with SIGCHLD ignored, the kernel has reaped. `asyncio` uses the same."""
+"""The exit code of a child that other code has reaped, or the kernel if SIGCHLD is ignored. `asyncio` uses 255, too."""
 _OF_FAULTS = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"}
 """Signals that the kernel sends for a fault of the process itself. Ignoring them would repeat the fault."""
 _NOT_OURS = {"SIGKILL", "SIGSTOP", "SIGCHLD", "SIGPIPE", "SIGXFSZ", "SIGINT"}
@@ -46,7 +46,7 @@ SENT_SIGNALS = frozenset(
 _LOOK_S = 0.001
 """Seconds between two checks of an awaited process whose end no descriptor shows."""
 _LONGEST_S = 60.0
-"""Seconds between two checks of an awaited child. Its pidfd shows its end at once."""
+"""Maximum seconds of one wait for a child's pidfd. The wait ends as soon as the child ends."""
 _SPARE = 4
 """Minimum free descriptors for training when a worker is started. Each running worker needs one more, because it sends
 the memory of its batches as descriptors."""
@@ -109,7 +109,7 @@ def fork_helper(body: Callable[[], object], name: str) -> ProcessHandle:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process (SIGKILL) when its parent ends. On Linux."""
+    """Have the kernel send SIGKILL when the parent ends (Linux only). Exit at once if the parent has ended already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
@@ -138,7 +138,7 @@ def with_signals_blocked(call: Callable[[], T]) -> T:
 
 
 def survived_signals() -> frozenset[int]:
-    """Return the signals that do not end this process, as it handles them in Python or ignores them."""
+    """Return the signals that do not end this process, because it handles them in Python or ignores them."""
     return frozenset(number for number in SENT_SIGNALS if signal.getsignal(number) not in (signal.SIG_DFL, None))
 
 
@@ -162,7 +162,7 @@ def forget_handlers(survives: Collection[int] | None = None) -> None:
 
 
 def outlive_signals(numbers: Collection[int]) -> None:
-    """Make these signals do nothing. SIGINT may be one: Ctrl-C reaches all processes, and the trainer decides."""
+    """Make these signals do nothing. SIGINT may be among them, because the trainer decides what Ctrl-C does."""
     for number in numbers:
         signal.signal(number, _outlive)
 
@@ -177,9 +177,9 @@ def _outlive(_signal: int, _frame: Any) -> None:
 class ProcessHandle:
     """A process that was forked for the trainer, with an interface like `multiprocessing.Process`.
 
-    ``is_child``: True if the trainer has forked the process and must reap it. ``parent``: otherwise the pid of the
-    parent; None if unknown. The parent may reap the process before the trainer learns of its end. The pid may then
-    already belong to another process.
+    ``is_child``: True if the trainer has forked the process and must reap it. ``parent``: The pid of the parent if the
+    parent is not the trainer; None if unknown. Such a parent may reap the process before the trainer learns of its end.
+    The pid may then already belong to another process.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The trainer's side of its workers: a handle of each worker, and the ticket queue and the board that they share.
 
-The kernel hands each message of the shared socket to exactly one worker. The *board* shows which worker has a message:
-shared memory where each worker has rows (see `worker_process`). The trainer's own row holds the number of the first
-message that is still wanted, and a flag that ends the workers.
+The kernel hands each message of the shared socket to exactly one worker. The *board*, shared memory in which each
+worker has rows (see `worker_process`), shows which worker has a message. The trainer's own row holds the number of the
+first message that is still wanted, and a flag that ends the workers.
 
 A request to leave is a message in the same socket: the worker that takes it leaves.
 """
@@ -47,7 +47,7 @@ _LONGEST_MESSAGE = 100 << 10
 class LocalWorkerHandle:
     """A worker: its process, socket and segments, the tickets that it holds, and its first row on the board.
 
-    worker_id: The ``get_worker_info().id`` in the worker if tickets are shared: the lowest free number.
+    ``worker_id``: The lowest free number. If tickets are shared, it is ``get_worker_info().id`` in the worker.
     """
 
     def __init__(self, number: int, worker_id: int, process: ProcessHandle, sock: socket.socket, row: int) -> None:
@@ -61,7 +61,7 @@ class LocalWorkerHandle:
         self.outbox: deque[bytes] = deque()
         """Messages for which the socket had no room. They are sent before any other message."""
         self.is_up = False
-        """The worker takes tickets: it counts as running."""
+        """The worker takes tickets, so it counts as running."""
         self.has_begun = False
         """The worker has imported the script, unpickled the dataset and run ``worker_init_fn``."""
         self.is_leaving = False
@@ -154,7 +154,7 @@ class Board:
         self._wanted_from = 0
 
     def take_row(self) -> int:
-        """Take the rows that have been free for longest for a new worker; return the first of them."""
+        """Give a new worker the rows that have been free longest; return the offset of the first of them."""
         row = self._free.popleft()
         self._memory[row : row + len(IDLE)] = IDLE
         return row
@@ -236,7 +236,7 @@ def hang_up(sock: socket.socket) -> None:
 def write(sock: socket.socket, data: bytes) -> bool:
     """Send one message without blocking; return False if the socket is full.
 
-    A message to a reader that has ended counts as sent, because its tickets come back as lost.
+    A message to a reader that has ended counts as sent, because the tickets in it come back as lost.
     """
     if sock.fileno() < 0:
         return True

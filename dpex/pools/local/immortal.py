@@ -9,8 +9,9 @@ An object is plain if its exact type is str, int, float, complex, bytes, bool or
 frozenset that leads to plain objects alone. A container that leads to an open file stays mortal, so a worker that drops
 the container closes the file.
 
-All workers wait for this search. A first worker that starts before it, a time limit, plain parts for spawned workers,
-and instances of classes were tried and removed: they took 827 lines, and `dpex.compact` serves the same users.
+All workers wait for this search. These extensions were tried and removed, because they took 827 lines, and
+`dpex.compact` serves the same users: a first worker that starts before the search, a time limit, plain parts for
+spawned workers, and instances of classes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _CHUNK = 1 << 12
 _MOST_INSTANCES = 10_000
 """Maximum instances of classes whose attributes are searched, nearest to the dataset first (datasets of datasets)."""
 _HAS_ATTRIBUTES = 1 << 9
-"""``Py_TPFLAGS_HEAPTYPE``: the type was made by a class statement. Modules and functions have other types."""
+"""``Py_TPFLAGS_HEAPTYPE``: set in types made by class statements, not in the types of modules and functions."""
 _COUNT = 0xFFFFFFFF
 """The lower half of the reference count of an immortal object."""
 _FLAGS = (0, 1 << 16)
@@ -107,7 +108,7 @@ class _Heads:
 def _containers_below(root: Any, memory: _Heads, mortal: set[int]) -> Iterator[list[Any]]:
     """Yield the containers that are 1, 2, 3, ... references away from ``root``, and make all leaves immortal.
 
-    Add the addresses of containers that hold an object that is not plain to ``mortal``.
+    Add to ``mortal`` the addresses of containers that hold an object that is not plain.
     """
     seen, instances_left, frontier = np.array([id(root)]), _MOST_INSTANCES, [root]
     while frontier:

@@ -2,12 +2,12 @@
 
 The trainer owns one socket per worker (results, and tickets when there are logical workers), and shares one queue and
 one board with all workers (see `handles`). The trainer derives the tickets of a dead worker from the messages that it
-sent to the worker or, with the shared queue, from the board. A worker that dies between taking a message and writing it
-on the board leaves a gap. So after each death the queue is emptied, and every ticket that is on no living worker's row
-is sent again.
+sent to the worker or, with the shared queue, from the board. If a worker dies after taking a message and before writing
+it on the board, the board does not show the loss. So after each death the queue is emptied, and every ticket that is on
+no living worker's row is sent again.
 
-Start requests are *promises* until the source of processes is ready and has few starts pending. Then each promise
-becomes a worker.
+A start request is a *promise* until the template (the source of processes) is ready and has few starts pending. Then
+the promise becomes a worker.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ from dpex.transport.codec import slots_of
 from dpex.worker.states import RngState
 
 FORKS_AT_ONCE = 64
-"""Maximum workers that are requested and do not serve yet. A template's socket holds as many requests."""
+"""Maximum number of workers that are requested and do not serve yet. A template's socket has room for the requests."""
 STARTS_IN_A_ROW = 2
-"""Failed starts in a row before the pool gives up: templates, or workers that a signal killed before they served."""
+"""Number of failed starts in a row, of templates or of workers killed by a signal, after which the pool gives up."""
 _EVENTS: dict[str, Callable[..., PoolEvent]] = {"snapshot": Snapshot, "notice": Notice}
-"""Worker messages whose fields are the fields of an event."""
+"""The event for each kind of worker message that has the same fields as the event."""
 
 
 class LocalPool:
     """See the module; implements `dpex.pools.base.WorkerPool`.
 
     Args:
-        shared_queue: True if any worker takes any ticket, from one queue.
-        on_result: Replaces the event `TicketMade` for each result of the present epoch. Its arguments are worker,
-            epoch, number, kind, node, and the fields of `BatchTimes`. It must lease the slots that it keeps
-            (`slots_of`). The pool then counts no times.
+        shared_queue: True if all workers take tickets from one queue, and any worker may take any ticket.
+        on_result: A function that is called for each result of the present epoch, instead of an event `TicketMade`. Its
+            arguments are worker, epoch, number, kind, node, and the fields of `BatchTimes`. It must lease the slots
+            that it keeps (`slots_of`). A pool with this function counts no times.
     """
 
     name = LOCAL
@@ -130,15 +130,15 @@ class LocalPool:
         self._keep_promises()
 
     def _staying(self) -> int:
-        """Count the workers that stay. Requests to leave in the shared queue count before a worker has taken them."""
+        """Return the number of workers that are not leaving, less the requests to leave in the shared queue."""
         staying = sum(not worker.is_leaving for worker in self._workers.values())
         return staying - self._queue.leaves if self._queue is not None else staying
 
     def workers(self) -> list[int]:
-        """See `WorkerPool.workers`. A worker that is being forked counts, as its messages wait for it in the socket.
+        """See `WorkerPool.workers`. A worker that is being forked counts, because messages wait for it in its socket.
 
-        Where each worker must unpickle the dataset first, only workers that have done so count. Each queued request to
-        leave removes a worker from the list, because no worker may be left for tickets that are queued behind it.
+        If workers must first unpickle the dataset, only workers that are up count. Each queued request to leave removes
+        one worker from the list, because no worker may be left for the tickets that are queued behind the request.
         """
         staying = [
             worker.number
@@ -160,7 +160,7 @@ class LocalPool:
         self._epoll.register(self._source.fileno(), select.EPOLLIN)
 
     def _keep_promises(self) -> None:
-        """Request promised workers, as far as the source can take requests and descriptors are left.
+        """Request promised workers, as long as the template can take requests and descriptors are left.
 
         Raises OSError if no descriptor is left for the first worker.
         """
@@ -171,7 +171,7 @@ class LocalPool:
                 if not self._workers:
                     raise
                 if isinstance(error, BlockingIOError):
-                    break  # the source's socket is full of requests. The answer to one of them continues this loop.
+                    break  # the template's socket is full. The answer to one of the requests in it continues this loop.
                 self._promised = 0
                 self._cannot_grow(self._staying(), str(error), NO_ROOM)
         self.counts.requested = len(self._workers) + self._promised
@@ -227,7 +227,7 @@ class LocalPool:
         self._post(self._workers[worker], pickle.dumps(("ask_state", logical)))
 
     def _post(self, worker: LocalWorkerHandle, data: bytes) -> None:
-        """Send ``data`` to a worker now or, if its socket is full, before anything else that it is sent.
+        """Send ``data`` to a worker now or, if its socket is full, later, before any other message.
 
         Waiting for room could deadlock, because the worker may be waiting for the trainer to read its results.
         """
@@ -286,7 +286,7 @@ class LocalPool:
                 count = worker.socket.recv_into(self._buffer)
             except BlockingIOError:
                 return
-            except ConnectionResetError:  # it ended with tickets unread; its earlier results can still be read
+            except ConnectionResetError:  # the worker ended with tickets unread; its results can still be read
                 continue
             if count:
                 self._read(worker, *marshal.loads(self._buffer[:count]))
@@ -299,7 +299,7 @@ class LocalPool:
             self._made(worker, message[1], message[2])
         elif kind == "coming":
             worker.announces_memory = True
-        elif kind == "segments":  # they are mapped already
+        elif kind == "segments":  # `map_announced` has mapped them
             worker.announces_memory = False
         elif kind == "spilled":
             self._read(worker, marshal.loads(worker.lease(*message[1:])), [])
@@ -319,7 +319,7 @@ class LocalPool:
             worker.segments.pop(number, None)
 
     def _serves(self, worker: LocalWorkerHandle, pid: int) -> None:
-        worker.process.pid = pid  # the template's news may come later than the last batch
+        worker.process.pid = pid  # set here too, because the template may report the pid only after the last batch
         if not worker.is_up:
             self.counts.running += 1
             worker.is_up = True
@@ -392,7 +392,7 @@ class LocalPool:
             self._ended(worker, about[1])
 
     def _fail(self, why: str) -> None:
-        """Start no worker until `resize` asks for some again."""
+        """End the template and all workers, and start none until `resize` asks for workers again."""
         self.failed = why
         self._adjust()
         self._source.end(0.0)
@@ -408,7 +408,7 @@ class LocalPool:
         self._refused(worker, why, NOT_BEGUN)
 
     def _refused(self, worker: LocalWorkerHandle, why: str, text: str = NO_ROOM) -> None:
-        """Keep the other workers, and request no more until `resize` is called, because this one cannot be started."""
+        """Remove a worker that cannot be started. Keep the others, and request no more until `resize` is called."""
         worker.process.exitcode = worker.process.exitcode or 0
         epoch, lost, _ = self._held_by(worker)
         gone = f"it could not be started: {why}"
@@ -451,7 +451,7 @@ class LocalPool:
         self._replace_missing()
 
     def _hang_up(self, worker: LocalWorkerHandle) -> None:
-        """Close the socket of a worker that has closed its end. The source reports how the worker ended."""
+        """Close the socket of a worker that has closed its end. The template (``_source``) reports its exit code."""
         worker.hung_up = True
         fd = worker.socket.fileno()
         if fd >= 0:
@@ -482,7 +482,7 @@ class LocalPool:
             self._replace_missing()
 
     def _held_by(self, worker: LocalWorkerHandle) -> tuple[int, tuple[int, ...], int | None]:
-        """Return the epoch, the numbers of its tickets that a worker holds, and of the ticket that it works on."""
+        """Return the epoch, the numbers of a worker's tickets in this epoch, and the number of its current ticket."""
         groups, working_on = self._board.read(worker.row)
         if self._queue is None:
             tickets = [ticket for (of, _), ticket in worker.held.items() if of == self._epoch]
@@ -514,14 +514,14 @@ class LocalPool:
             self._adjust()
 
     def _take_stock(self, queue: TicketQueue) -> None:
-        """Empty the queue, and report every ticket as lost that no living worker has on its board row.
+        """Empty the queue, and report as lost every ticket that no living worker has on its board row.
 
-        A living worker that has just taken a message may not have written it down yet. Its tickets are made twice, and
-        the first result counts. Requests to leave are lost as well, and `_adjust` repeats them.
+        A living worker that has just taken a message may not have written it down yet. The message's tickets are then
+        made twice, and the first result counts. Requests to leave are lost as well, and `_adjust` repeats them.
         """
         queue.drain()
         held = {group for worker in self._workers.values() for group in self._board.read(worker.row)[0]}
-        for worker in list(self._by_fd.values()):  # results that were sent before the rows were read
+        for worker in list(self._by_fd.values()):  # take in results sent before the rows were read: they are not lost
             with contextlib.suppress(OSError):  # results that cannot be mapped are made again
                 self._drain(worker)
         lost: dict[int, list[int]] = {}

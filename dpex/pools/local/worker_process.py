@@ -54,8 +54,8 @@ _RESULT_BYTES = 48 << 10
 _ERROR_END = 8000
 """Characters from the end of an error's text that are sent if the error itself cannot be sent."""
 IDLE_S = 0.4
-"""Seconds without a message, after which a worker gives back the memory of free slots and of freed samples. The page
-faults of the next batch then cost little compared with a training step."""
+"""Seconds without a message, after which a worker gives back the memory of free slots and of freed samples. When
+messages are that rare, the page faults of the next batch cost little compared with a training step."""
 _FLUSH_S = 0.001
 """Maximum seconds for which results of tiny batches are collected, so that one message carries several."""
 _TOO_MANY = (
@@ -72,10 +72,10 @@ ROWS = 32
 """Rows of a worker. A worker that makes several batches at the same time writes each message into a row of its own, and
 the ticket that it works on into the first row."""
 CONTROL_ROW = 0
-"""Row of the trainer. Its first number is 1 once the workers shall end, its second the first message still wanted."""
+"""Row of the trainer: 1 once the workers must end, else 0; and the number of the first message that is still wanted."""
 _MESSAGE_BYTES = 96 << 10
-"""Longest message that goes through the socket, which takes 208 KiB by default (net.core.wmem_default). A longer one
-goes through the arena, such as the state of a large dataset."""
+"""Longest message that goes through the socket, which takes 208 KiB by default (net.core.wmem_default). A longer one,
+such as the state of a large dataset, goes through the arena."""
 _CANNOT_TELL = (
     "state_dict() of the dataset failed, so its state is not kept. A later run makes the earlier batches again, and "
     "streams stay where they are"
@@ -94,7 +94,7 @@ class WorkerPlan:
     """The plan of every worker of a pool.
 
     ``shared_queue``: tickets come from the shared socket. ``remote``: the trainer is on another machine, so classes and
-    functions travel by value where they must.
+    functions that it cannot import are pickled by value.
     """
 
     setup: WorkerSetup
@@ -105,8 +105,8 @@ class WorkerPlan:
 def receive(sock: socket.socket, buffer: memoryview, flags: int = 0) -> tuple[memoryview, list[int]] | None:
     """Return a message and its descriptors, or None at the end of the stream.
 
-    Raises OSError if this process has no free descriptor for one in the message. The kernel has then dropped the
-    descriptor; with ``MSG_PEEK`` among the ``flags`` the message can be read again.
+    Raises OSError if this process has too few free descriptors for those in the message. The kernel has then dropped
+    some. With ``MSG_PEEK`` among the ``flags`` the message can be read again.
     """
     count, ancillary, told, _ = sock.recvmsg_into([buffer], fd_array_bytes, flags)
     if not count:
@@ -264,7 +264,7 @@ class LocalWorker:
             return
         if self.core.setup.iterable:
             if self.core.logicals[logical].has_dataset_state:
-                self._send(("snapshot", logical, *START, None))  # None: as at the start, from where a run can resume
+                self._send(("snapshot", logical, *START, None))  # None: the state at the start; a run can resume there
         elif self.core.logicals[logical].own:  # a later run cannot recreate the generators' first states
             self._tell_state(logical, *START)
 
@@ -303,7 +303,7 @@ class LocalWorker:
         self.row.show(None)
 
     def _make(self, epoch: int, number: int, index: Any, logical: int) -> float:
-        """Make a ticket, and keep its result until the next flush; return the time."""
+        """Make a ticket, and keep its result until the next flush; return the present time."""
         entered = self._cpu.begin()
         made, times = self.core.make(number, index, logical, epoch)
         return self.keep(epoch, number, made, times, logical, lambda now: self._cpu.end(now - entered))
@@ -311,7 +311,7 @@ class LocalWorker:
     def keep(
         self, epoch: int, number: int, made: Any, times: BatchTimes, logical: int, cpu_s: Callable[[float], float]
     ) -> float:
-        """Encode a result, and keep it until the next flush; return the time.
+        """Encode a result, and keep it until the next flush; return the present time.
 
         ``cpu_s(now)`` returns the CPU seconds of the ticket, which ended at the time ``now``.
         """
@@ -357,7 +357,7 @@ class LocalWorker:
             return self._fitting(dump_error(ExceptionWrapper((RuntimeError, RuntimeError(text), None), wrapper.where)))
 
     def _tell_state(self, logical: int, epoch: int, number: int) -> None:
-        """Send the state of a logical worker after that ticket, if the dataset can report it."""
+        """Send the state of a logical worker after ticket ``number``, if the dataset can report it."""
         if self._cannot_tell:
             return
         began = monotonic()
@@ -378,7 +378,7 @@ class LocalWorker:
             self._send_segments()
 
     def flush(self, group: int) -> None:
-        """Send the results. ``group``: The finished message of tickets, for the shared queue."""
+        """Send the kept results. ``group``: Number of the message of tickets that is now finished, or `NO_GROUP`."""
         out, self._out = self._out, []
         self._out_bytes = 0
         if out or (group and self._shared_queue):

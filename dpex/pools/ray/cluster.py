@@ -46,7 +46,7 @@ from dpex.transport.arena import Arena
 logger: logging.Logger = logging.getLogger("dpex")
 
 PARKED_S = 60.0
-"""Seconds for which parked agents are kept, and their room on the cluster while a loader uses the connection."""
+"""Seconds for which parked agents are kept. They keep their room on the cluster while a loader uses the connection."""
 _END_S = 2.0
 """Maximum seconds for which the last loader to close waits until the cluster has its resources back."""
 LOOPBACK = "127.0.0.1"
@@ -57,11 +57,11 @@ NEEDS_TOKEN = (
     "RAY_AUTH_TOKEN, or the path of its file in RAY_AUTH_TOKEN_PATH. Ray says: {error}"
 )
 FAILURES = 3
-"""Failures that exclude a node: a process may be killed twice by chance, by a person or when memory runs out."""
+"""Number of failures that exclude a node. Two may be chance: a person, or a lack of memory, killed the process."""
 WITHIN_S = 600.0
 """Seconds within which `FAILURES` failures exclude a node. Rarer ones are unrelated. A start may take 60 s to fail."""
 NAMED = 3
-"""Nodes that a message names, at most."""
+"""Maximum number of nodes that a message names."""
 PROVIDE = (
     ". Install or repair it on the node. Ray installs packages that are named in "
     "ClusterConfig(ray_remote_args={'runtime_env': {'pip': [...]}})"
@@ -112,7 +112,7 @@ def trainer_address() -> str:
 
 
 class Parked:
-    """Nodes without a pool (`dpex.pools.ray.nodes.RayNodes`), by the options of their reservations. From any thread."""
+    """Nodes without a pool (`dpex.pools.ray.nodes.RayNodes`), by the options of their reservations. Thread-safe."""
 
     def __init__(self) -> None:
         self._parked: list[Any] = []
@@ -165,7 +165,7 @@ class AvoidedNode(NamedTuple):
 
 
 def without(nodes: Iterable[AvoidedNode]) -> str:
-    """Return a text for people, such as "node A gets no workers: no dpex". Nodes with one reason share one clause."""
+    """Return a text for people, such as "node A gets no workers: no dpex". Nodes with equal reasons share a clause."""
     places: dict[str, list[str]] = {}
     for node in sorted(nodes):
         places.setdefault(node.why, []).append(node.place)
@@ -223,7 +223,7 @@ class Cluster:
     _landing_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def memory(self, nbytes: int) -> Any:
-        """Return writable memory to receive a buffer into. It is usually faulted in. From any thread."""
+        """Return writable memory to receive a buffer into. It is usually faulted in. Thread-safe."""
         with self._landing_lock:
             return self._landing.array(nbytes)[0]
 
@@ -260,8 +260,8 @@ def connect(head_address: str) -> Cluster:
 
 
 def release(cluster: Cluster, *, shut_down: bool = False) -> None:
-    """Give a share back. With the last share, parked agents give back their room or, if ``shut_down``, a private Ray is
-    shut down. Otherwise it ends when the process exits."""
+    """Give a share back. After the last share, a private Ray is shut down if ``shut_down``. Otherwise parked agents
+    give back their room, and a private Ray ends when the process exits."""
     global _current
     with _lock:
         cluster.shares -= 1
@@ -276,7 +276,7 @@ def release(cluster: Cluster, *, shut_down: bool = False) -> None:
 
 
 def _check_reachable() -> None:
-    """Raise ClusterError where nodes cannot connect to this process, or would not be encrypted beside Ray's TLS."""
+    """Raise ClusterError if nodes cannot connect to this process, or if Ray uses TLS, which dpex's connections lack."""
     if is_client():
         raise ClusterError(
             "this process is connected by ray://, so the nodes of the cluster cannot connect to it: train on a node of "
@@ -309,7 +309,7 @@ def _check_same(head_address: str) -> None:
             why = f"and at {head_address} no Ray head answers: {error}"
     raise ClusterError(
         f"head_address={head_address!r}, but this process is connected to the Ray cluster at {connected}, {why}. Give "
-        "head_address='auto' to use the connected cluster, or call ray.shutdown() before to connect to the other one"
+        "head_address='auto' to use the connected cluster, or call ray.shutdown() first to connect to the other one"
     )
 
 

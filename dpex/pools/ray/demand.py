@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LACKING_S = 3.0
-"""Seconds for which places must be lacking before any are requested, because a node costs money and a single window
-errs."""
+"""Seconds for which places must be lacking before any are requested, because a node costs money and the need that a
+single window shows may be wrong."""
 SPARE_S = 5.0
 """Seconds for which there must be spare places before they are given back, because the need of a loop varies by
 window."""
@@ -60,7 +60,7 @@ class _Lasting:
         self._least = 0
 
     def look(self, value: int, now: float) -> int:
-        """Take in a value, and return the minimum."""
+        """Take in a value at ``now``. Return the minimum since the rise above 0 if that was long enough ago, else 0."""
         if value <= 0:
             self._since = None
             return 0

@@ -26,18 +26,18 @@ from functools import cache
 from typing import Any
 
 CALLS_AT_ONCE = 8
-"""Maximum concurrent calls of a guardian. One call waits for the ends of agents, while pools open and close."""
+"""Maximum concurrent calls of a guardian. One call waits for agents to end; the others come from its pools."""
 LONGEST_TEXT = 400
 """Maximum characters shown of Ray's message, which begins with the event and continues with possible causes."""
 Ended = Callable[[int, str], object]
-"""Called with an agent's exit code, and the reason of its end or "". From any thread."""
+"""A function that is called, in any thread, with an agent's exit code and the reason of its end, or ""."""
 
 
 def reason_of(error: BaseException) -> str:
     """Return Ray's message about an actor's death in one line, with the type of the error at its end.
 
-    For an error that was raised in the actor, this is the text of that error. Lines that begin with a tab, the fields
-    of the actor, are left out.
+    For an error that was raised in the actor, the message is the text of that error. Lines that begin with a tab are
+    left out, because they are fields of the actor.
     """
     task_error: Any = importlib.import_module("ray.exceptions").RayTaskError
     while isinstance(error, task_error) and isinstance(error.cause, BaseException):
@@ -48,7 +48,7 @@ def reason_of(error: BaseException) -> str:
 
 
 class Guardian:
-    """The trainer's handle of an actor on a node, which pools share. From any thread.
+    """The trainer's handle of an actor on a node. Pools share it. Thread-safe.
 
     Attributes:
         actor: Ray's handle of the actor.
@@ -64,7 +64,7 @@ class Guardian:
         self._lock = threading.Lock()
 
     def start(self, address: tuple[Any, ...], ended: Ended) -> Any:
-        """Start an agent that connects to ``address``, the fields of a `TrainerAddress`. ``ended`` reports its end.
+        """Start an agent that connects to ``address``, the fields of a `TrainerAddress`; call ``ended`` when it ends.
 
         Return Ray's reference to the answer: the node's name, the guardian's pid, and why there is no agent or "".
         """
@@ -108,7 +108,7 @@ class Guardian:
 
 
 class Guardians:
-    """The guardians of this process on a cluster. From any thread."""
+    """The guardians of this process on a cluster. Thread-safe."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Guardian] = {}
@@ -126,7 +126,7 @@ class Guardians:
             return found
 
     def distrust(self, guardian: Guardian) -> bool:
-        """Give a guardian to no further pool, because a call of it failed. Return False if this was already so."""
+        """Give a guardian to no further pool, because a call of it failed. Return False if that was done before."""
         with self._lock:
             if self._known.get(guardian.key) is guardian:
                 del self._known[guardian.key]
@@ -166,10 +166,10 @@ def guardian_class() -> Any:
 def local_class() -> Any:  # noqa: C901  (the methods of its class count)
     """Return the class of the actor.
 
-    The class is local, so that Ray pickles it by value, and only its methods import dpex: a node that lacks dpex can
-    report this instead of failing. The actor does not import torch. The agent server does, a process without Ray's
-    threads. The server watches the guardian, and ends with it. PR_SET_PDEATHSIG cannot do this: its signal comes when
-    the *thread* that started the process ends, and Ray's threads come and go.
+    The class is local, so Ray pickles it by value, and only its methods import dpex. So a node that lacks dpex can
+    report that instead of failing. The actor does not import torch, but the agent server does, which has none of Ray's
+    threads. The server watches the guardian, and ends with it. PR_SET_PDEATHSIG cannot do this, because its signal
+    comes when the *thread* that started the process ends, and Ray's threads come and go.
     """
 
     class DpexNode:
@@ -187,7 +187,7 @@ def local_class() -> Any:  # noqa: C901  (the methods of its class count)
         def ship(self, number: int, refs: list[Any]) -> str:
             """Fetch the parts of a dataset, and return where processes of this node can open them.
 
-            Return "" if the shipment has been forgotten meanwhile, because calls may overtake each other.
+            Return "" if a call of `unship` has overtaken this one, so that the shipment is forgotten.
             """
             import ray
 
@@ -209,8 +209,8 @@ def local_class() -> Any:  # noqa: C901  (the methods of its class count)
                     os.close(fd)
 
         def start(self, address: tuple[Any, ...]) -> tuple[str, int, str]:
-            """Start an agent, which connects to the trainer at that address (`TrainerAddress`). Return the node's name
-            for people, this process's pid, and why the agent cannot be started, or ""."""
+            """Start an agent, which connects to the trainer at ``address`` (`TrainerAddress`). Return the displayed
+            name of the node, the pid of this process, and why the agent cannot be started, or ""."""
             import ray
 
             me = f"{socket.gethostname()} ({ray.get_runtime_context().get_node_id()[:8]})", os.getpid()

@@ -167,12 +167,12 @@ class RayNodes(Nodes):
         return self._room.workers
 
     def ship(self, kind: str, refs: list[Any]) -> None:
-        """Set the shipment that the next pool's agents open: a dataset of that kind, in Ray's object store."""
+        """Set the shipment that the next pool's agents open: a dataset of type ``kind``, in Ray's object store."""
         self._kind, self._refs = kind, refs
 
     def expect(self, workers: int) -> None:
-        """Reserve room for a pool that is about to begin, and start agents there. Failures until then are reported to
-        that pool."""
+        """Reserve room for a pool that is about to begin, and start agents on the nodes. Failures before the pool
+        begins are reported to it."""
         self._room.want(workers)
         self._do(self._expect)
 
@@ -216,13 +216,13 @@ class RayNodes(Nodes):
         release(self._cluster)
 
     def give_back_room(self) -> threading.Event:
-        """Have the thread give back all reservations of a parked pool; return an event that is set once it has."""
+        """Have the thread give back all reservations of a parked pool; return an event that is set afterwards."""
         done = threading.Event()
         self._do(lambda: self._give_back_room(done))
         return done
 
     def end(self) -> None:
-        """Give everything back. Idempotent; the thread does it."""
+        """Have the thread give everything back. Idempotent."""
         self._closed = True
         self._changed.set()
 
@@ -363,7 +363,7 @@ class RayNodes(Nodes):
 
     def _unship(self, node: GuardedNode) -> None:
         if node.refs is not None:
-            node.refs = None  # this frees its memory in the object store
+            node.refs = None  # frees the shipment's memory in the object store
             node.guardian.actor.unship.remote(node.shipment)
 
     def _give_back_room(self, done: threading.Event) -> None:
@@ -395,7 +395,7 @@ class RayNodes(Nodes):
         self._ship(node)
 
     def _register(self, node: GuardedNode) -> None:
-        """Give a node's agent a number of its own. Answers for the agent before it are ignored from now on."""
+        """Give a node's agent a number of its own. Answers for the node's former agent are ignored from now on."""
         node.number = next(_agents)
         self._nodes[node.node] = self._numbers[node.number] = node
 
@@ -452,7 +452,7 @@ class RayNodes(Nodes):
         self._looked_at = -math.inf
         if not node.served:
             self._notice(f"no worker ran on node {node.name}: {why}")
-        may_exclude = not node.served or self._room.has_others(node.node)  # the only node that can serve stays
+        may_exclude = not node.served or self._room.has_others(node.node)  # the last fit node stays if it has served
         if counts and may_exclude and self._cluster.avoided.failed(node.node, node.name, why, monotonic()):
             self._leave(node)
         else:
@@ -478,7 +478,7 @@ class RayNodes(Nodes):
             self._leave(node)
 
     def _leave(self, node: GuardedNode) -> None:
-        """Give up an excluded node. If it was the last, the pool reports the reason when it fails."""
+        """Give up an excluded node. Report the reason, unless it is the last node: the pool then fails with it."""
         self._avoid()
         why = without([self._avoided[node.node]])
         if self._room.has_others(node.node):

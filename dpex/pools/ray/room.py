@@ -42,7 +42,7 @@ def worker_options(ray_remote_args: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def needs_of(options: Mapping[str, Any]) -> dict[str, float]:
-    """Return the resources that one worker with these options takes of a node."""
+    """Return the resources of a node that one worker with these options takes."""
     named = {"CPU": options["num_cpus"], "memory": options.get("memory", 0)}
     return {name: value for name, value in {**named, **options.get("resources", {})}.items() if value}
 
@@ -188,8 +188,8 @@ class ReservedRoom:
         return all(resources.get(name, 0) >= need for name, need in self._needs.items())
 
     def avoid(self, nodes: dict[str, AvoidedNode]) -> None:
-        """Have no workers on ``nodes``. If a node that was avoided may serve again, free the pending reservations, to
-        request them anew."""
+        """Have no workers on ``nodes``. If a formerly avoided node may serve again, free the pending reservations, so
+        that new ones may be placed there."""
         if not self.avoided.keys() <= nodes.keys():
             self.free(lambda one: one.node is None)
         self.avoided = nodes
@@ -206,7 +206,7 @@ class ReservedRoom:
         return reasons or f"no node of the cluster has {self._needs}"
 
     def free_what_left(self, runs: Callable[[str], int]) -> None:
-        """Free leaving reservations whose workers have left or never came. ``runs(node)``: its running workers."""
+        """Free leaving reservations whose workers have left or never came. ``runs``: running workers of a node."""
         for one in [one for one in self._reserved if one.leaving]:
             reserved = sum(other.node == one.node for other in self._reserved)
             if one.node is None or reserved > runs(one.node):
@@ -290,8 +290,8 @@ class RemoteRoom:
 class ClusterGrowth:
     """Requests places beyond the size of the cluster. Used by one thread at a time, which may wait for Ray.
 
-    A granted place is held, which keeps its node, until the loader takes the place: then the placement group is
-    removed, and the pool's own reservation gets its room. No place is on the trainer's node, which has local workers.
+    A granted place is held, so that its node stays, until the loader takes the place. Then its placement group is
+    removed, and the pool's own reservation gets the room. No place is on the trainer's node, which has local workers.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -301,7 +301,7 @@ class ClusterGrowth:
 
     @property
     def held(self) -> int:
-        """Number of places that have come and were not taken yet."""
+        """Number of places that Ray has granted and the loader has not taken yet."""
         return sum(one.node is not None for one in self._reserved)
 
     def look(self, useful: int | None, requested: int, free: int, now: float) -> str:

@@ -3,7 +3,7 @@
 Each loader gets a share of the CPUs in proportion to its weight. CPUs that it cannot use go to other loaders (max-min
 fairness). `ClusterShares` decides and is pure. It lives in a small named actor of the cluster, to which each loader
 reports about once a second through its `ClusterShare`. The actor belongs to the process that started it and ends with
-that process. The next report of another loader starts a new actor, which knows all loaders within a second: a loader
+that process. The next report of another loader starts a new actor, which knows all loaders within a second. A loader
 that has not reported for `FORGOTTEN_S` seconds has no share.
 """
 
@@ -30,8 +30,8 @@ logger: logging.Logger = logging.getLogger("dpex")
 FORGOTTEN_S = 5.0
 """Seconds without a report after which a loader has no share. They span several reports, because one may be late."""
 GROWTH = 2
-"""A loader's claim is at most this many times the workers that it has requested, plus one, because the tuner at most
-doubles them at a time. So a share that a loader leaves unused goes to others, and a share that it uses grows with its
+"""A loader's claim is at most `GROWTH` times its requested workers, plus one, because the tuner at most doubles the
+workers at a time. So a share that a loader leaves unused goes to other loaders, and a share that it uses grows with its
 requests."""
 SAME = 0.1
 """Minimum relative change of the number of useful workers that changes a share, so that no worker moves for noise."""
@@ -39,19 +39,19 @@ CAPACITY_S = 5.0
 """Seconds over which the maximum of the capacity is taken. A worker that was just requested may be missing from all
 counts for a moment, and no loader should lose a worker for that."""
 DIVIDE_EVERY_S = 0.2
-"""Seconds between two divisions, unless a loader is new, because a thousand loaders report a thousand times a
-second."""
+"""Minimum seconds between two divisions, because a thousand loaders report a thousand times a second. A new loader does
+not wait for this."""
 PARTS = 1000
-"""A larger cluster is divided in this many parts instead of single workers, so that dividing takes a millisecond or
-two."""
+"""A larger capacity is divided into this many parts, instead of into single workers, so that a division takes a
+millisecond or two."""
 _ROUNDING = 1e-9
-"""Sums of CPUs in floating point that differ by less are equal."""
+"""Tolerance for rounding errors in sums of CPUs."""
 
 ACTOR, NAMESPACE = "dpex-shares", "dpex"
 PATIENCE_S = 5.0
-"""Seconds that a command that shows the cluster waits for the actor."""
+"""Maximum seconds for which `shares` waits for the actor, for a command that shows the cluster."""
 ANSWER_S = 0.2
-"""Seconds that the tuner waits for the actor, which answers within milliseconds once it runs."""
+"""Maximum seconds for which the tuner waits for the actor. An actor that runs answers within milliseconds."""
 _numbers = count(1)
 
 

@@ -25,7 +25,7 @@ Key = tuple[int, int]
 
 
 class CacheAnswer(NamedTuple):
-    """The answer to a training that asks for a batch: its ``value``, if it is kept.
+    """The answer to a training that asks for a batch: the batch's ``value``, if the batch is kept.
 
     ``must_make``: The batch is neither kept nor being made. ``is_first``: The training asked for the batch first.
     """

@@ -37,9 +37,9 @@ _CREDENTIALS = struct.Struct("3i")
 _NAME_LETTERS = 24
 """Characters of a hash: few enough for an address of at most 107 bytes, and enough for distinct names."""
 _MOST_LETTERS = 200
-"""Characters of a value in a message."""
+"""Maximum characters of a value in a message."""
 _MOST_ITEMS = 16
-"""Maximum number of items of a container whose values are compared. Of longer ones only the length is compared."""
+"""Maximum length of a container whose items are compared. For a longer container only the length is compared."""
 _LEVELS = 3
 """Depth to which datasets in datasets are compared, such as a Subset of a ConcatDataset of an ImageFolder."""
 _REMEDIES = {
@@ -121,7 +121,7 @@ def difference(known: Mapping[str, str], other: Mapping[str, str]) -> str:
 
 
 def other_order(facts: Mapping[str, str], epoch: int, number: int, known: Any, other: Any) -> str:
-    """Return the reason why a training with ``other`` samples in a batch than the ``known`` cannot share it."""
+    """Return the reason why trainings cannot share a batch: one has the ``known`` samples in it, one the ``other``."""
     return (
         f"share={facts['share']!r}: batch {number} of epoch {epoch} has the samples {_shortened(repr(other))} in this "
         f"training, and {_shortened(repr(known))} in another. Have both draw the same order (one seed, one sampler, "

@@ -1,4 +1,4 @@
-"""The producer of the batches of a share, as the agent of a training's pool on this machine.
+"""Connect a training's pool to the producer of a share's batches, which serves it as an agent on this machine.
 
 The training copies each batch out of the workers' memory, so that it may write into its copy. It reads the memory
 through the producer's entry in ``/proc``. The memory stays unchanged until the training reports its copy ("taken").
@@ -72,8 +72,8 @@ class SharedNodes(Nodes):
                 with listener:
                     self._start(listener)
             else:
-                time.sleep(AGAIN_S)  # another training is just about to listen, or a producer to end
-        raise ShareError("share: the process that makes the batches ended as it started")
+                time.sleep(AGAIN_S)  # a training is about to listen, or a producer is about to end
+        raise ShareError("share: the producer of the batches ended while it was starting")
 
     def begin(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -109,7 +109,7 @@ class SharedNodes(Nodes):
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def report(self, link: AgentLink, arrived: Arrived) -> AgentReport:
-        """Return the contents of a frame of the producer's. Raises ShareError if it refuses this training."""
+        """Return the contents of a frame from the producer. Raises ShareError if it refuses this training."""
         _, pool, results, events, failed, processes, _ = arrived.header
         if failed is not None:
             self._refused = failed
@@ -131,7 +131,7 @@ class SharedNodes(Nodes):
             try:
                 slots = copied(places, self._processes[0], self._arena)
             except OSError as error:  # the producer may have been killed; the batch is made again
-                link.why_ended = f"a batch of its could not be read: {error}"
+                link.why_ended = f"one of its batches could not be read: {error}"
                 link.close()
                 break
             which = [(*at, len(buffers) + place) for place, at in enumerate(slots)]

@@ -1,10 +1,10 @@
 """Open the pool of a training that shares batches, and start a producer where none runs.
 
-The producer is started as workers are (`starter_for`). Either it is forked from the training, and inherits the dataset,
-or from the training's clean server, and its workers unpickle the dataset. It must outlive its training, so it
-has a session of its own: Ctrl-C reaches the trainings, and the producer ends after them. Sockets, pipes and devices
-that it inherits become ``/dev/null``. So a port and the memory of a GPU are free once the training has ended, and a
-reader of the training's output sees its end. A terminal or a file as output stays.
+The producer is started as workers are (`starter_for`). It is forked from the training, and inherits the dataset, or it
+is forked from the training's clean server, and its workers unpickle the dataset. It must outlive its training, so it
+has a session of its own: Ctrl-C reaches only the trainings, and the producer ends after them. Sockets, pipes and
+devices that it inherits become ``/dev/null``. So a port and the memory of a GPU are free once the training has ended,
+and a reader of the training's output sees its end. A terminal or a file as output stays.
 """
 
 from __future__ import annotations

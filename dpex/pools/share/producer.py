@@ -2,13 +2,13 @@
 
 It is a `LocalPool` with connections in place of an engine, like an agent (`dpex.pools.agent.serving`), but serves
 several trainings. It makes each batch once (`cache`), for all trainings that wait for the batch or ask for it while it
-is kept. The lowest numbers come first, so that slower trainings catch up while faster ones still have batches. The
-number of workers is the largest that any training wants. A batch stays in the memory of the workers, and the producer
-keeps the descriptors of their segments.
+is kept. Batches with the lowest numbers are made first, so that slower trainings catch up while faster ones still have
+batches. The number of workers is the largest that any training wants. A batch stays in the memory of the workers, and
+the producer keeps the descriptors of their segments.
 
 The producer has one thread, and ends with its last connection.
 
-A training sends requests as to an agent, but ``("open", pool, (facts, kept_bytes, rank))``, and ``("taken", keys)``.
+A training sends an agent's requests and ``("taken", keys)``. The order in "open" is ``(facts, kept_bytes, rank)``.
 The producer sends reports: ``("report", pool, results, events, failed, processes, None)``. A result is ``(data of a
 `SharedBatch`, is_first)``. ``processes`` are the producer's process, its workers, and the count of connected ranks.
 """
@@ -333,7 +333,7 @@ class Producer:
         for key, batch in made:
             for number, is_first in self._cache.made(key, self._at_workers.pop(key, None), batch):
                 self._subscribers[number].deliver(batch, is_first=is_first)
-            if self._cache.is_wanted(key):  # with other samples, not sent while a worker had this key
+            if self._cache.is_wanted(key):  # other samples are wanted, held back while a worker had the key
                 heapq.heappush(self._to_make, (key, [key[1]]))
         for event in events:
             if isinstance(event, WorkerGone):
@@ -356,7 +356,7 @@ class Producer:
             subscriber.tell(replace(event, epoch=epoch, lost=lost, working_on=blamed))
 
     def _hand_on_tickets(self) -> None:
-        """Give workers as much as they need to be busy, the lowest numbers first."""
+        """Send workers enough tickets to keep them busy, the lowest batch numbers first."""
         while self._to_make and self._pool.takes_more:
             (epoch, _), numbers = self._to_make[0]
             keys = [(epoch, number) for number in numbers if self._cache.is_wanted((epoch, number))]

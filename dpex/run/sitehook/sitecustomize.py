@@ -1,5 +1,5 @@
-"""Python runs this module when a process starts below ``dpex run`` or ``dpex diagnose``; see `dpex.run.install`. At its
-end, it imports the next ``sitecustomize``."""
+"""Python runs this module at the start of each process under ``dpex run`` or ``dpex diagnose``; see `dpex.run.install`.
+At its end, the module imports the next ``sitecustomize``."""
 
 import importlib
 import json

@@ -4,8 +4,8 @@ A call is not free: some take a lock of the driver that kernel launches need as 
 `PERIOD_S`. Handles are kept until one fails. Without pynvml, a driver or a GPU there are no readings, and NVML is tried
 anew after `RETRY_S`. Each reason is logged once, for debugging. No function here initialises CUDA or imports torch.
 
-The tuner's thread and the threads that serve metrics read. While one of them reads, the others get the previous
-reading, so that a driver that hangs stops only one thread.
+The tuner's thread and the threads that serve metrics ask for readings. While one of them asks NVML, the others get the
+previous reading, so that a driver that hangs stops only one thread.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def cuda_devices() -> dict[int, str]:
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return {}
-    from dpex._torch import has_cuda_context  # not when this module is loaded: `dpex top` needs no torch
+    from dpex._torch import has_cuda_context  # imported only here, because `dpex top` needs no torch
 
     used = [ordinal for ordinal in range(torch.cuda.device_count()) if has_cuda_context(ordinal)]
     return {ordinal: str(torch.cuda.get_device_properties(ordinal).uuid) for ordinal in used}
@@ -121,7 +121,7 @@ class _Gpu:
 class Gpus:
     """The GPUs that ``devices`` returns (see `cuda_devices`). Any thread may ask; nothing is raised.
 
-    NVML is loaded when there is a device for the first time, and stays loaded. A forked process begins anew.
+    NVML is loaded once ``devices`` returns a device, and stays loaded. A forked process begins anew.
     """
 
     def __init__(self, devices: Callable[[], Mapping[int, str]] = cuda_devices, clock: Clock = monotonic) -> None:

@@ -1,9 +1,9 @@
 """GPU stall: how long the training stream lay idle because ``next()`` had not returned yet.
 
-A *mark* is a CUDA event on the stream at the entry of ``next()`` and at its return; a *visit* is one call of
-``next()``. The first event completes after all work queued before. The second completes when it is submitted or, if the
-stream is still busy then, right after the first. So the time between both is the stream's wait for the batch, and 0 if
-queued work outlasts the wait. Later visits read completed events, oldest first; no call waits for the GPU.
+A *visit* is one call of ``next()``. Its two *marks* are CUDA events on the stream, at its entry and at its return. The
+first event completes after all work queued before. The second completes when it is submitted or, if the stream is still
+busy then, right after the first. So the time between both is the stream's wait for the batch, and 0 if queued work
+outlasts the wait. Later visits read completed events, oldest first; no call waits for the GPU.
 
 The marks also measure the stream's time for a step, between two visits. It determines the rate at which the loop needs
 batches. A host clock cannot distinguish a loop that runs ahead of the GPU from a loop with short steps.
@@ -41,10 +41,10 @@ from dpex.system.clock import monotonic
 logger: logging.Logger = logging.getLogger("dpex")
 
 PENDING = 64
-"""Maximum visits that wait to be read. No visit is added beyond it, because a GPU that is as many steps behind does not
-stall."""
+"""Maximum visits that wait to be read. Further visits are not marked, because a GPU that is so many steps behind does
+not stall."""
 AT_ONCE = 4
-"""Visits read per call, at most."""
+"""Maximum visits that are read per call."""
 ABSENCE_S = 1.0
 ABSENCE_STEPS = 10.0
 """A longer time than both `ABSENCE_S` and `ABSENCE_STEPS` mean steps is an evaluation or a checkpoint, not a step."""
@@ -67,7 +67,7 @@ class Events(Protocol[Mark]):
     """Marks on a stream, such as `CudaEvents`."""
 
     def is_open(self) -> bool:
-        """Return True if the stream may be marked, and marks be queried, at this moment."""
+        """Return True if the stream may be marked now, and marks may be queried."""
 
     def record(self, like: Mark | None = None) -> Mark:
         """Mark the stream that this thread feeds, or the stream of ``like``."""
@@ -79,7 +79,7 @@ class Events(Protocol[Mark]):
         """Return the seconds of the stream between two marks that are passed."""
 
     def share_stream(self, first: Mark, second: Mark) -> bool:
-        """Return True if both are on the same stream."""
+        """Return True if both marks are on the same stream."""
 
     def reuse(self, mark: Mark) -> None:
         """Take back a mark that is not used any more."""
@@ -123,7 +123,7 @@ class _Visit(NamedTuple):
 
 
 class _MarkBudget:
-    """Decides which visits to mark, so that marks take ``share`` of the time; None: every visit."""
+    """Decides which visits to mark, so that marks take ``share`` of the time. None: Every visit is marked."""
 
     __slots__ = ("_cost_s", "_share", "_spread", "due_at")
 
@@ -225,7 +225,7 @@ class GpuStall(Generic[Mark]):
         """Begin a wait, because the batch has not arrived. Return the mark for `leave`, which may be a new mark.
 
         A visit may wait repeatedly, for a worker and for the thread that pins. It is marked at the first of its waits
-        or not at all, because a mark at a later one would count only the rest of the visit as stall.
+        or not at all, because a mark at a later wait would count only the rest of the visit as stall.
         """
         is_first, self._has_waited = not self._has_waited, True
         if not (is_first and self._is_skipping) or self._has_failed:

@@ -24,13 +24,13 @@ Frame = Mapping[str, Any]
 """The activity since the previous frame, by column.
 
 * ``number``: Number of the frame in this process.
-* ``at``: Unix time of its end. ``seconds``: Wall time since the previous frame.
+* ``at``: Unix time of the frame's end. ``seconds``: Wall time since the previous frame.
 * ``wait_s``, ``transfer_s``, ``work_s``: Time of the training loop. ``wait_*_s``: Its wait by cause.
 * ``gpu_stall_s``: Stall of the GPU's stream; None if it is not measured.
 * ``network_bytes``: Bytes from machines of the cluster. ``network_sending_s``: Seconds of sending, summed over
   ``links`` machines.
 * ``made``: Batches made by workers. ``make_*_s``: Seconds of making, by stage.
-* ``cache_hits``, ``cache_misses``: Samples that a cache had, and did not have.
+* ``cache_hits``, ``cache_misses``: Samples that were in a cache, and samples that were not.
 * ``ready``, ``prefetch``: The queue at the end of the frame.
 * ``local_*``, ``remote_*``: Workers and their batches at the end of the frame, see `LEVELS`.
 """
@@ -91,7 +91,7 @@ def _ratio(part: float, whole: float, *, digits: int = 4) -> float | None:
 
 
 def machines(seconds: float, new: Reading, reading: Reading) -> list[Mapping[str, Any]]:
-    """Return the traffic from each machine that measures it, in a window that ended with ``reading``.
+    """Return the traffic from each machine that measures its traffic, in a window that ended with ``reading``.
 
     * ``bytes_per_s``: Bytes received per second of the window.
     * ``bandwidth``: Bytes per second of sending, since the machine's first batch.

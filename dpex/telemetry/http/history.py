@@ -4,9 +4,9 @@ A daemon thread ("dpex-metrics-sampler") reads the ledgers once a second while t
 it. Frames are encoded once, and joined for a request. One lock guards them. The sampler and the server's threads hold
 it for less than a millisecond.
 
-A diagnosis takes 3 ms of CPU, for which it shares the interpreter with the training loop. So it is made only when a
-client asks for it. It covers the whole run or a stretch, which is the difference between the present counts and a mark.
-A mark is a copy of earlier counts. Time between passes is in no stretch.
+A diagnosis takes 3 ms of CPU, in which the training loop may wait for the interpreter. So it is made only when a client
+asks for it. It covers the whole run or a stretch. A stretch is the difference between the present counts and a mark,
+which is a copy of earlier counts. Time between passes is in no stretch.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ NOW_S = 5.0
 """Seconds over which the present rates and shares are measured, because single seconds vary too much."""
 NOW_READINGS = 1 + round(NOW_S / EVERY_S)
 MOST_DECISIONS = 100
-"""Maximum number of decisions in the JSON, which are the latest."""
+"""Maximum number of decisions in the JSON. It has the latest."""
 PRINTED_DECISIONS = 4
-"""Maximum number of decisions in a report in text, which are the latest."""
+"""Maximum number of decisions in a report in text. It has the latest."""
 MARK_EVERY = 5
 """Frames between marks. A stretch may be longer than necessary by this many frames."""
 RECENT_S, NEW_S = 30.0, 10.0
@@ -84,8 +84,8 @@ class TimedDiagnosis:
     """A diagnosis and its time.
 
     Attributes:
-        is_whole: It is about the whole run.
-        at: Unix time at which it was made.
+        is_whole: True if the diagnosis is about the whole run.
+        at: Unix time at which the diagnosis was made.
     """
 
     name: str
@@ -95,7 +95,7 @@ class TimedDiagnosis:
     at: float
 
     def as_data(self) -> Mapping[str, Any]:
-        """Return it for JSON; ``shown`` holds the texts of the live page."""
+        """Return the diagnosis for JSON; ``shown`` holds the texts of the live page."""
         found, verdict = self.diagnosis, self.diagnosis.verdict
         return {
             "name": self.name,
@@ -131,7 +131,7 @@ class LoaderHistory:
 
     def add_frame(self, number: int, ledger: LoaderMetrics, at: float, now: float) -> None:
         """Append the frame that ends at Unix time ``at``, which is ``now`` by the monotonic clock."""
-        if self._ledger is not ledger:  # a new loader has the name of one that ended
+        if self._ledger is not ledger:  # a new loader has the name of an ended loader
             since = self._readings[-1][0] if self._readings else now
             self._ledger, self._seen_at = ledger, {}
             self._readings.clear()
@@ -145,7 +145,7 @@ class LoaderHistory:
         self.update_case()
 
     def _window(self, first: int) -> tuple[float, Reading]:
-        """Return the seconds and the counts from a reading to the latest."""
+        """Return the seconds and the counts from the reading at index ``first`` to the latest reading."""
         (then, before), (now, reading) = self._readings[first], self._readings[-1]
         return now - then, reading.since(before)
 
@@ -158,7 +158,7 @@ class LoaderHistory:
         self.case = case
 
     def add_mark(self) -> None:
-        """Take a mark if time was spent in a pass since the last one."""
+        """Take a mark if time was spent in a pass since the last mark."""
         if self.case is None:
             return
         account = self.case.book.read()
@@ -170,7 +170,7 @@ class LoaderHistory:
             self._marks.append(replace(account, pools=pools, batch_waits=waits))  # `since` needs no single times
 
     def recent(self, account: Reading) -> Reading:
-        """Return the shortest stretch up to ``account`` that allows a conclusion, or ``account`` itself."""
+        """Return the part of ``account`` after the latest mark that leaves enough to judge; without one, all of it."""
         marks = list(self._marks)
         for index in range(len(marks) - 1, -1, -1):
             found = account.since(marks[index])

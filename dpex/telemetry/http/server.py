@@ -53,7 +53,7 @@ App = Callable[[Request], Answer]
 class _Handler(BaseHTTPRequestHandler):
     server: Server
     timeout = TIMEOUT_S
-    disable_nagle_algorithm = True  # the body follows the headers in a second packet
+    disable_nagle_algorithm = True  # the body is a second packet, which Nagle's algorithm would delay
     server_version, sys_version = "dpex", ""
 
     def do_GET(self) -> None:
@@ -78,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Listens from its construction; answers from `start` to `stop`. Raises OSError if it cannot listen.
+    """A server that listens once constructed, and answers from `start` to `stop`. Raises OSError if it cannot listen.
 
     Args:
         host: Address or name to listen on; "": all IPv4 addresses, "::": all.
@@ -109,7 +109,7 @@ class Server(ThreadingHTTPServer):
         while not self._stopping.is_set():
             self.handle_request()  # not serve_forever, which wakes up twice a second
         self.socket.close()
-        for connection in list(self._open):  # one may have been accepted while `stop` ran
+        for connection in list(self._open):  # a connection may have been accepted while `stop` ran
             _hang_up(connection)
 
     def get_request(self) -> tuple[Any, Any]:
@@ -143,7 +143,7 @@ class Server(ThreadingHTTPServer):
         self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log why a client was not served: usually it left, or does not speak TLS."""
+        """Log why a client was not served: usually the client left, or does not speak TLS."""
         logger.debug("metrics: %s was not served: %s", client_address, sys.exc_info()[1])
 
     def stop(self, *, wait: bool = True) -> None:
@@ -170,7 +170,7 @@ def _hang_up(connection: socket.socket) -> None:
 def tls(certfile: str, keyfile: str | None, client_cafile: str | None) -> ssl.SSLContext:
     """Return the TLS context of these files. Raises OSError.
 
-    With ``client_cafile`` only clients with a certificate of that authority are served.
+    If ``client_cafile`` is given, only clients with a certificate of that authority are served.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=client_cafile)
     context.load_cert_chain(certfile, keyfile)

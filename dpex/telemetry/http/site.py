@@ -29,7 +29,7 @@ Wsgi = Callable[[Any, Any], Iterable[bytes]]
 DIAGNOSES_VERSION = 1
 """Version of the JSON of ``/diagnosis.json``. Each diagnosis in it has a version of its own."""
 LEAST_COLUMNS = 40
-"""The least width of a report in text."""
+"""Minimum width of a report in text, in characters."""
 MOST_SHOWN = 200
 """Maximum characters of a host name or an error that an answer or a warning repeats."""
 HOSTS_VARIABLE = "DPEX_METRICS_ALLOWED_HOSTS"
@@ -55,12 +55,12 @@ HEADERS = (
 _NEGOTIATED = ("Accept", "Accept-Encoding")
 """Headers by which prometheus-client chooses the format."""
 _RESERVED = (".local", ".internal", ".home.arpa")
-"""Ends of names that the internet's DNS does not have: RFC 6762 and 8375, and ICANN's resolution on .internal."""
+"""Suffixes that names in public DNS cannot have, by RFC 6762, RFC 8375 and ICANN's resolution on .internal."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", re.IGNORECASE)
 
 
 class Hosts:
-    """The host names under which the endpoint may be addressed, which prevents DNS rebinding.
+    """The host names under which the endpoint may be addressed. Other names are refused, to prevent DNS rebinding.
 
     A web page can make a name of its own resolve to this machine and then read the endpoint through the browser of a
     visitor. The ``Host`` header reveals this. IP addresses and ``localhost`` are accepted. If other machines can
@@ -77,7 +77,7 @@ class Hosts:
         self._names = {name.strip().lower().rstrip(".") for name in (bound_to, socket.gethostname(), *allowed)} - {""}
 
     def allow(self, header: str | None) -> bool:
-        """Return True if a request with that ``Host`` header is allowed. So is one without it: browsers send it."""
+        """Return True if this ``Host`` header is allowed. A request without one is allowed: browsers send one."""
         if not header or "*" in self._names:
             return True
         found = _HOST.fullmatch(header)
@@ -150,7 +150,7 @@ class Site:
         environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics", "QUERY_STRING": request.query, **accept}
         try:
             body = b"".join(self._wsgi(environ, lambda *answer: found.extend(answer[:2])))
-        except (TypeError, ValueError) as error:  # by prometheus-client, if a version in Accept is no number
+        except (TypeError, ValueError) as error:  # prometheus-client raises it if a version in Accept is no number
             return _error(HTTPStatus.BAD_REQUEST, f"Accept: {str(error)[:MOST_SHOWN]}")
         return Answer(HTTPStatus(int(found[0].split()[0])), [*found[1], *HEADERS], body)
 

@@ -1,6 +1,6 @@
-// The four charts: what each shows, and uPlot around it. Colours come from page.css, so that they follow the scheme.
+// The four charts: their series, and drawing by uPlot. Colours come from page.css, so that they follow the scheme.
 
-const SMOOTH = 5; // frames that are added up to one point: shares of a single second jump about
+const SMOOTH = 5; // frames that are summed for one point, because shares of single seconds vary too much
 
 const LEAST_S = 60;
 
@@ -11,7 +11,7 @@ export const duration = (s) =>
   s >= 1 ? `${s.toFixed(2)} s` : s >= 0.001 ? `${(1000 * s).toFixed(s >= 0.1 ? 0 : 1)} ms` : `${(1e6 * s).toFixed(0)} µs`;
 export { percent, count };
 
-// Sum of a column over the last SMOOTH frames, for each frame; null where nobody measured.
+// Sum of a column over the last SMOOTH frames, for each frame; null if none of them was measured.
 function sums(values) {
   return values.map((_, i) => {
     let total = null;
@@ -23,7 +23,7 @@ const over = (a, b) => a.map((v, i) => (v === null || !b[i] ? null : v / b[i]));
 const inNext = (c) => c.wait_s.map((v, i) => v + c.transfer_s[i]);
 const spent = (c) => sums(c.wait_s.map((v, i) => v + c.transfer_s[i] + c.work_s[i]));
 
-// always: is listed also while it is 0 throughout. stacked: series lie on top of each other.
+// always: the series is listed even if all its values are 0. stacked: series lie on top of each other.
 const CHARTS = {
   wait: {
     format: percent, top: 0.2, most: 1,

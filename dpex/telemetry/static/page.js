@@ -1,5 +1,5 @@
-// Asks the training process for what is new once a second, for its diagnosis every few, and shows both. All text goes in
-// as text, never as HTML.
+// Asks the training process for new frames each second, and for its diagnosis every five seconds, and shows both. All
+// text is inserted as text, never as HTML.
 
 import { charts, count, duration, percent } from "/static/charts.js";
 

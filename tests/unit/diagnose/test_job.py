@@ -93,7 +93,7 @@ def test_no_wait_is_no_loss() -> None:
 def test_waits_without_a_step_between_predict_no_rate() -> None:
     """The ranks did not synchronise, so that their waits add up to more than the time of their batches."""
     text = " ".join(str(job(lambda number, at: 2 * BATCH_S * (number == at % 4), slow=(0, 1, 2, 3))).split())
-    assert "The job makes 6.67 batches/s. How many it would make without is not known" in text
+    assert "The job makes 6.67 batches/s. Its rate without the loss is not known" in text
     assert "at most 150 ms, 100 % of their time" in text
     assert "000 batches/s" not in text
 
