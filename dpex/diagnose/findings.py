@@ -43,10 +43,10 @@ class Findings:
 
 
 def recommended(predictions: Sequence[Prediction], rate: float) -> Prediction | None:
-    """Return the change with the best gain for its effort, or None. ``rate``: The measured batches per second.
+    """Return the change to advise, or None. ``rate``: The measured batches per second.
 
-    Changes `AT_HAND` precede changes of code, and changes of code precede additional machines, if their gain over
-    ``rate`` is at least `WORTH_FIRST`.
+    With a gain of at least `WORTH_FIRST` over ``rate``, a change `AT_HAND` ranks first, and any other but additional
+    machines second. All else ranks last. Within a rank, the change with the best gain for its effort wins.
     """
 
     def worth(one: Prediction) -> tuple[int, float]:

@@ -226,8 +226,8 @@ def _each_batch(facts: Facts, cause: str) -> str:
 
 
 def dominant(facts: Facts, cause: str) -> tuple[HotCall, float] | None:
-    """Return the call with the most seconds of computing ("cpu") or waiting ("storage"), and its share of these seconds
-    of its stage; None if no call has a share of `MOST`, or if calls were not timed."""
+    """Return the hot call that computes ("cpu") or waits ("storage") longest, and its share of all computing or waiting
+    in its stage; None if there is no such call, or if its share is below `MOST`."""
     found = of_cause(facts, cause) if CAUSES[cause].is_making else ()
     if not found:
         return None

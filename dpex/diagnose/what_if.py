@@ -420,11 +420,11 @@ class Run:
         return self.predicted(kind, change, model=model, saved_s=saved_s)
 
     def _costing(self, kind: str, change: str, wall: float, cpu: float) -> Prediction:
-        """Predict batches whose wall and CPU times are these shares of the present times."""
+        """Predict the effect of multiplying a batch's wall time by ``wall`` and its CPU time by ``cpu``."""
         return self.predicted(kind, change, model=self._scaled(wall, cpu))
 
     def _scaled(self, wall: float, cpu: float) -> Model:
-        """Return the model of batches whose wall and CPU times are these shares of the present times."""
+        """Return the model with a batch's wall time multiplied by ``wall`` and its CPU time by ``cpu``."""
         model = self.model
 
         def scaled(pool: PoolCost) -> PoolCost:

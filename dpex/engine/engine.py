@@ -472,7 +472,7 @@ class Engine:
 
     @property
     def _is_counted(self) -> bool:
-        """True if a count of batches is enough to give the position in the pass, even after an interrupted change."""
+        """True if the number of batches handed out gives the position, even after an exception broke the engine."""
         return self._plan.in_order and not self._plan.iterable
 
     def point(self) -> ResumePoint | None:

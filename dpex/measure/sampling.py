@@ -35,7 +35,7 @@ LATEST = 10_000
 
 
 class SlowIndex(NamedTuple):
-    """A dataset index, as text, whose sample was slow ``times`` times, with the longest and the sum of these times."""
+    """A dataset index (text ``shown``) with its slow loads: longest ``seconds``, number ``times``, sum ``total_s``."""
 
     seconds: float
     shown: str

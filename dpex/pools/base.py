@@ -74,7 +74,7 @@ class PoolCounts:
     failed: Mapping[str, str] = field(default_factory=dict)
 
     def leave_alone(self, place: str, why: str) -> None:
-        """Note why node ``place`` gets no workers; "": it gets some again. Other threads may read the mappings."""
+        """Note ``why`` a node gets no workers; "" ends this. Makes new dicts, as other threads may read the old."""
         others = {name: known for name, known in self.why_excluded.items() if name != place}
         self.why_excluded = {**others, place: why} if why else others
         if why:

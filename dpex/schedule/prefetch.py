@@ -58,7 +58,7 @@ class PrefetchRules:
         logical: True if tickets belong to logical workers.
         may_group: True if the sampler may be drawn in groups.
         memory_budget: The maximum bytes in flight, or None.
-        lanes: Batches that a worker makes at the same time; a factor of the prefetch without a tuner.
+        lanes: Batches that a worker makes at the same time. It multiplies a prefetch that is neither fixed nor tuned.
         is_tuned: True if a tuner chooses the settings.
 
     Attributes:

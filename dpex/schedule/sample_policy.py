@@ -1,4 +1,4 @@
-"""The policy for samples that cannot be loaded, and indices that leave some of them out. PURE."""
+"""The policy for samples that cannot be loaded, and indices of batches that name the samples not to load. PURE."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class SlotRef(NamedTuple):
 
 
 class SegmentSpec(NamedTuple):
-    """The facts with which the taker maps a segment."""
+    """What the taker (the process that receives the batches) must know of a segment to map it."""
 
     segment: int
     size: int

@@ -34,7 +34,7 @@ _numpy_random: Any = np.random
 
 
 def words_of(bits: Any) -> bytes:
-    """Return the words of a ``np.random.MT19937`` and the position of the next one, in 1 µs."""
+    """Return, in 1 µs, the words of a ``np.random.MT19937`` and the position of the next word."""
     return _Words.from_address(bits.ctypes.state_address).raw
 
 

@@ -26,7 +26,7 @@ class RecentSum(Generic[_R]):
         self._count = 0
 
     def add(self, window: _R) -> None:
-        """Add a window. Old windows are left out of a new sum, because subtracting them would cause errors."""
+        """Add a window. The older half is dropped as a whole, because subtracting windows would cause errors."""
         if self._count == CONSTANTS.recent // 2:
             self._earlier, self._later, self._count = self._later, self._empty, 0
         self._later, self._count = self._later.then(window), self._count + 1

@@ -103,7 +103,7 @@ class Model:
         error: The relative standard error of ``measured_rate``.
         start: The cost of a start; None if workers persist.
         limits: Limits of memory, configuration and cluster.
-        lanes: Batches that a worker makes at the same time. ``service_s`` is its time per batch divided by ``lanes``.
+        lanes: Batches that a worker makes at a time. A pool's ``service_s`` is a batch's part of a worker's time.
     """
 
     now: Settings

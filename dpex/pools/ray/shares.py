@@ -34,7 +34,7 @@ GROWTH = 2
 workers at a time. So a share that a loader leaves unused goes to other loaders, and a share that it uses grows with its
 requests."""
 SAME = 0.1
-"""Minimum relative change of the number of useful workers that changes a share, so that no worker moves for noise."""
+"""Relative changes of a loader's useful workers up to this are ignored, so that noise moves no workers."""
 CAPACITY_S = 5.0
 """Seconds over which the maximum of the capacity is taken. A worker that was just requested may be missing from all
 counts for a moment, and no loader should lose a worker for that."""

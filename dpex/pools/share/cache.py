@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from dpex.errors import InternalError
 
 LEAST_KEPT = 4
-"""Minimum batches that are kept, whatever their size. Two trainings with a prefetch of two may be so many apart."""
+"""Minimum batches kept, whatever their size. Two trainings with a prefetch of two may be this many batches apart."""
 
 Key = tuple[int, int]
 """The pass and the number of a batch."""

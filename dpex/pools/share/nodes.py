@@ -1,4 +1,4 @@
-"""Connect a training's pool to the producer of a share's batches, which serves it as an agent on this machine.
+"""Connect a training's pool to the producer (the process that makes shared batches), which acts as a local agent.
 
 The training copies each batch out of the workers' memory, so that it may write into its copy. It reads the memory
 through the producer's entry in ``/proc``. The memory stays unchanged until the training reports its copy ("taken").
