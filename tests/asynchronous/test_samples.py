@@ -306,7 +306,7 @@ class LoadsInside(Split):
 @IN
 @pytest.mark.parametrize("kind", [ReadsAnother, LoadsInside])
 def test_a_loop_is_not_made_to_wait_for_itself(kind: type[Split], options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="await it there"):
+    with pytest.raises(UsageError, match="await the inner sample"):
         indices(kind(), **options)
 
 
