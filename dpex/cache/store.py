@@ -336,8 +336,9 @@ class MemoryStore(Store):
         free = files.store_room()
         if budget is not None and budget > free:
             logger.warning(
-                "memory=%s for a cache of %s, but only %s bytes of shared memory are free, so it takes these. Enlarge "
-                "%s (docker run --shm-size=...), or give disk=", f"{budget:,}", name, f"{free:,}", files.SHARED_MEMORY
+                "memory=%s for a cache of %s, but only %s bytes of shared memory are free, so it takes at most these. "
+                "Enlarge %s (docker run --shm-size=...), or give disk=",
+                f"{budget:,}", name, f"{free:,}", files.SHARED_MEMORY
             )  # fmt: skip
         capacity = free // 2 if budget is None else min(budget, free)
         os.ftruncate(fd, self._begins + capacity)  # so that all of it can be mapped

@@ -149,5 +149,5 @@ def _gaps(facts: Facts) -> Iterator[str]:
         why = "no batch was timed yet; each worker times one now and then, but not its first"
         yield f"single calls: {facts.untimed or why}"
     if facts.tickets and not facts.slow_samples:
-        none = f"samples under {1e6 * SAMPLE_S:.0f} µs, in streams, with __getitems__ or batch_size=None never are"
+        none = f"never timed: samples under {1e6 * SAMPLE_S:.0f} µs, of streams, of __getitems__, with batch_size=None"
         yield f"slowest samples: none was timed alone ({none})"

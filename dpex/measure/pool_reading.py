@@ -184,7 +184,7 @@ class PoolReading(Record):
     room: int | None = state("Further workers that the cluster could place; None if unknown.", default=None)
     unplaced: int = state("Requested workers that the cluster cannot place.")
     granted: int | None = state(
-        "This loader's share of the cluster's workers; None if it has the cluster alone.",
+        "This loader's share of the cluster's workers; None if the cluster is not divided.",
         default=None,
     )
 
