@@ -19,9 +19,9 @@ from dpex.loader.checks import (
     check_place,
     check_settings,
     check_torch_arguments,
-    checked_option,
     import_iterators,
     parsed_device,
+    set_option,
     start_fork_server_early,
 )
 from dpex.loader.passes import diagnosis_source, new_iterator
@@ -81,14 +81,15 @@ class DpexDataLoader(BaseLoader[T_co]):
         pin_memory_device: The device for ``pin_memory``, as in torch.
         in_order: True delivers batches in the order of the sampler, as in torch.
         distribute_mode: The place of workers: this machine (False), the Ray cluster (True), or the cluster if this
-            process is connected to a cluster or can connect to ``head_address`` (``"auto"``).
+            process is connected to a cluster, or can connect to a ``head_address`` that you give (``"auto"``).
         head_address: The cluster: ``"auto"`` (the connected cluster, else ``RAY_ADDRESS``, else a private cluster),
             ``"local"`` (a private cluster on this machine), or ``"host:port"``. This machine must be one of its nodes.
             If this process is connected to another cluster, ``iter()`` raises a ClusterError.
         seeding: ``"worker"``: random states as in torch, one for each logical worker. ``"batch"``: the random state of
             a batch depends only on the base seed, the epoch and the number of the batch, so that the number and the
-            place of workers do not matter. None: ``"worker"`` for a fixed number of workers, ``"batch"`` for
-            ``"auto"`` and for asynchronous datasets. ``"auto"`` refuses ``"worker"``, unless ``autotune=False``.
+            place of workers do not matter. The random state of an iterable dataset belongs to its streams under both.
+            None: ``"batch"`` for ``"auto"``, an `AutotuneConfig`, ``WorkerConfig(share=...)`` and asynchronous
+            datasets, otherwise ``"worker"``. ``"auto"`` refuses ``"worker"``, unless ``autotune=False``.
         autotune: None tunes ``num_workers="auto"`` with the defaults, and leaves a given number fixed. An
             `AutotuneConfig` tunes the number within its limits, starting from ``num_workers``. It needs
             ``seeding="batch"``, which is then the default. False tunes nothing, and ``"auto"`` chooses a number once.
@@ -98,8 +99,9 @@ class DpexDataLoader(BaseLoader[T_co]):
             of this rank). If the dataset names no shards, dpex makes one stream, and ``iter()`` warns. The prefetch and
             decoding workers are still tuned.
         device: The device on which batches arrive, such as ``"cuda"``, ``"cuda:1"`` or a `torch.device`. Without an
-            index, it is the current device of the thread that calls ``iter()``. The loader copies batches there ahead
-            of need, while training computes. None and ``"cpu"`` leave batches on the host.
+            index, it is the current device of the thread that calls ``iter()``. Workers' batches are copied there ahead
+            of need, while training computes, and those of ``num_workers=0`` in ``next()``. None and ``"cpu"`` leave
+            batches on the host.
         name: The name of this loader in its metrics; by default "loader-1", "loader-2" and so on.
         metrics_port: The port of the live page and of the metrics for Prometheus. If another process has the port, dpex
             takes a free port. 0 takes a free port, and prints the address on stderr. The endpoint exists from the first
@@ -218,7 +220,7 @@ class DpexDataLoader(BaseLoader[T_co]):
             if attr == "num_workers":
                 fix_workers(self, val)
             elif attr in DEFAULTS:
-                val = checked_option(self, attr, val)
+                val = set_option(self, attr, val)
         super().__setattr__(attr, val)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -236,8 +238,8 @@ class DpexDataLoader(BaseLoader[T_co]):
     def close(self) -> None:
         """End all workers of all iterators of this loader. It may be called repeatedly. The loader stays usable.
 
-        Agents end, and so does a private Ray that dpex started, unless another loader uses them. A loader is also a
-        context manager that closes itself.
+        Agents on the cluster wait for another loader for a minute at most, and a private Ray that dpex started ends
+        with its last loader. A loader is also a context manager that closes itself.
         """
         self._runtime.close()
         self._iterator = self._begun = None
@@ -257,8 +259,9 @@ class DpexDataLoader(BaseLoader[T_co]):
         """Change the number of workers and the prefetch at once, also in the middle of an epoch and from any thread.
 
         New workers take batches as soon as they run. Workers that leave finish their batches first. Under
-        ``seeding="worker"``, and for iterable datasets, only the prefetch can change. If the loader tunes itself, the
-        values given here are fixed from now on (``prefetch``: as a maximum). dpex continues to tune the other values.
+        ``seeding="worker"``, and for iterable datasets without `decode_in_workers`, only the prefetch can change. If
+        the loader tunes itself, the values given here are fixed from now on (``prefetch``: as a maximum). dpex
+        continues to tune the other values.
 
         Args:
             local: The number of workers on this machine. None keeps it.
@@ -326,7 +329,7 @@ class DpexDataLoader(BaseLoader[T_co]):
     def tuned(self) -> Tuned:
         """The workers and the prefetch that ``"auto"`` has found so far, or the fixed ones. See `dpex.Tuned`.
 
-        Pass them to another run as ``AutotuneConfig(start=...)``, which starts with them. Each rank has its own values.
+        Pass them to another run as ``AutotuneConfig(start=...)``. Each rank has its own values.
         """
         return Sizing(self).tuned()
 
@@ -345,8 +348,8 @@ class DpexDataLoader(BaseLoader[T_co]):
     def diagnose(self, *, reset: bool = False, group: Any = None) -> Diagnosis | JobDiagnosis:
         """Explain why training waits for data, and predict the effect of changes.
 
-        Any thread may call it, also in the middle of an epoch. With ``num_workers=0``, ``seeding="worker"`` and no
-        metrics, measuring begins with the first call, except under ``dpex run`` and ``dpex diagnose``.
+        Any thread may call it, also in the middle of an epoch. With ``num_workers=0`` and no metrics, measuring begins
+        with the next ``iter()`` after the first call, except under ``dpex run`` and ``dpex diagnose``.
 
         Args:
             reset: True restarts the measurements, so that the next diagnosis covers the time from now on. By default a
@@ -363,7 +366,7 @@ class DpexDataLoader(BaseLoader[T_co]):
         self._runtime.is_diagnosed = True
         found = source.diagnose()
         if reset:
-            self._runtime.counters.restart()
+            source.restart()
         if group is None:
             return found
         from dpex.diagnose.gathering import of_group
@@ -379,7 +382,8 @@ class DpexDataLoader(BaseLoader[T_co]):
 
         From the first call on, workers ask a dataset with a ``state_dict()`` for its state now and then. If the first
         call comes in the middle of an epoch of a stream, a run that resumes from the returned state reads the stream
-        from its start, and discards the batches that were already delivered.
+        from its start, and discards the batches that were already delivered. For DataPipes, and for `decode_in_workers`
+        with ``in_order=False``, the state has no position: a run that loads it warns, and begins the epoch anew.
 
         Returns:
             Dicts and lists of numbers, strings and tensors, of a few kilobytes, which `torch.save` and
@@ -409,8 +413,8 @@ class DpexDataLoader(BaseLoader[T_co]):
         """Make the next ``iter()`` resume at the position of a state.
 
         A running iterator of this loader is abandoned. The number and the place of workers may differ from the saved
-        run. Under ``seeding="worker"``, and for iterable datasets, the number must be the same. Under "auto" an
-        iterable dataset with one stream continues with one stream.
+        run. Under ``seeding="worker"``, and for iterable datasets, the number must be the same. Under ``"auto"``
+        this is the number of streams, which `AutotuneConfig` (``max_streams``) sets where machines have other CPUs.
 
         Args:
             state_dict: The result of `state_dict`, also of another process.

@@ -181,9 +181,9 @@ class Feed:
         if transform is not None:
             self.transform = SeededTransform(transform, self.device, base_seed)
 
-    def begin_epoch(self) -> None:
-        """Begin an epoch. Batches that were launched before are not taken any more."""
-        self.epoch += 1
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin this epoch of the iterator. Batches that were launched before are not taken any more."""
+        self.epoch = epoch
         self._has_caught_up = False
         self._to_transform.clear()
 
@@ -384,7 +384,7 @@ class _Fed(_Refusing):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)  # type: ignore[misc]
-        self._feed.begin_epoch()
+        self._feed.begin_epoch(self._feed.epoch + 1)
         self._feed_numbers = count()
 
 
@@ -397,7 +397,8 @@ def have_fed(iterator: BaseDataLoaderIter, feed: Feed, transform: Transform | No
     """Change an iterator without dpex's workers so that it copies each batch to the device when it is asked for one."""
     inner: Any = iterator
     feed.have_transformed(transform, int(inner._base_seed))
-    feed.begin_epoch()
+    resumed = getattr(inner, "_first", None)  # only dpex's own iterator resumes
+    feed.begin_epoch(0 if resumed is None else resumed.epoch)
     is_in_process = isinstance(iterator, SingleProcessDataLoaderIter)
     kind: Any = type(iterator)
     inner.__class__ = _fed_kind(_Refusing if is_in_process else _Fed, kind)

@@ -25,6 +25,7 @@ from dpex.errors import IteratorClosedError, SampleTimeoutError, WorkerDiedError
 from dpex.schedule.schedule import MadeBatch, Schedule
 from dpex.system.clock import monotonic
 from dpex.system.wakeup import Wakeup
+from dpex.worker.decoded_stream import FailedRead
 from dpex.worker.fetch import Failure
 
 _LOCKED_BYTES = 1 << 62
@@ -73,7 +74,9 @@ class _Job:
         """Pin the batch or copy it to a device, in the pinning thread."""
         if self.finished.is_set():
             return
-        if self._error is None and not isinstance(self._value, (Failure, WorkerDiedError, SampleTimeoutError)):
+        if self._error is None and not isinstance(
+            self._value, (Failure, FailedRead, WorkerDiedError, SampleTimeoutError)
+        ):
             self._error = _died()
             try:
                 self._value = pin(self._value)
@@ -123,11 +126,11 @@ class Pinner:
         """Return True if at most ``ahead // 2 + 1`` queued batches are left for the consumer."""
         return len(self._stock) <= self.ahead // 2 + 1
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch, under the engine's lock. Batches handed over before are not taken any more."""
         self._stock = set()
         if self._feed is not None:
-            self._feed.begin_epoch()
+            self._feed.begin_epoch(epoch)
 
     def start(self, listen: Callable[[], list[int]]) -> None:
         """Start the thread, after the first workers were forked. When idle, it calls ``listen`` (see `Engine`)."""

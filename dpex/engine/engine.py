@@ -133,7 +133,7 @@ class Engine:
             self.state.begin_epoch(resume, began)
             self._pools.perform()
             if self._plan.pinner is not None:
-                self._plan.pinner.begin_epoch()
+                self._plan.pinner.begin_epoch(self.state.epoch)
             self._drawing.source = source
             if resume is not None and resume.ahead:
                 self._drawing.pass_over(self.state, resume.ahead)
@@ -526,10 +526,18 @@ class Engine:
 
     def _await(self, is_done: Callable[[], bool], wait_s: float) -> None:
         deadline = monotonic() + wait_s
-        while (left_s := deadline - monotonic()) > 0 and not is_done():
-            select.select(self._pools.descriptors(), (), (), left_s)
+        while (left_s := deadline - monotonic()) > 0 and not is_done() and self._pools.fatal is None:
+            poll = select.poll()
+            for fd in self._pools.descriptors():
+                poll.register(fd, select.POLLIN)
+            poll.poll(1e3 * left_s)
             if self._pools.take_results():
                 self._wakeup.ring()
+            if self._pools.must_wait_for_the_consumer:  # which is this thread
+                try:
+                    self._collect()
+                except Exception as error:  # `next` raises it
+                    self._pools.fatal = error
 
     def report(self) -> EngineReport:
         """Return the counts for the tuner, from its thread, without waiting for the consumer."""

@@ -166,7 +166,7 @@ def _order_of(sampler: Any) -> Iterator[Any]:
         return _shuffled(sampler)
     if type(sampler) is SubsetRandomSampler:
         return _subset(sampler)
-    if type(sampler) is DistributedSampler and sampler.shuffle and sampler.num_samples:
+    if type(sampler) is DistributedSampler and sampler.shuffle and sampler.num_samples and _knows_its_length(sampler):
         return _in_chunks(_share_of_rank(sampler))
     return iter(sampler)
 
@@ -195,6 +195,12 @@ def _shuffled(sampler: RandomSampler) -> Iterator[int]:
 def _subset(sampler: SubsetRandomSampler) -> Iterator[Any]:
     for at in _in_chunks(_permutation(len(sampler.indices), sampler.generator)):
         yield sampler.indices[at]
+
+
+def _knows_its_length(sampler: DistributedSampler[Any]) -> bool:
+    """Return False if the dataset has had another length since the sampler was made, for which torch has an error."""
+    length: int = len(sampler.dataset)  # type: ignore[arg-type]
+    return length >= sampler.total_size if sampler.drop_last else length <= sampler.total_size
 
 
 def _share_of_rank(sampler: DistributedSampler[Any]) -> torch.Tensor:

@@ -309,7 +309,7 @@ def _length(sampler: Any) -> int:
     """Return the number of batches of a pass; 0 if it is unknown."""
     try:
         return len(sampler)
-    except (TypeError, NotImplementedError):
+    except Exception:  # a sampler of the user may know it only while it is iterated
         return 0
 
 

@@ -111,12 +111,7 @@ def check_settings(loader: BaseLoader[Any]) -> None:
             why = "with num_workers=0 each training makes its own batches: give a number of workers, or 'auto'"
         _refuse(f"WorkerConfig(share={share!r})", why)
     if policy.is_on:
-        why = why_linux
-        if is_stream or isinstance(loader.dataset, MapDataPipe):
-            why = "a stream decides itself how it continues after an error: use a map-style dataset"
-        elif policy.timeout_s is not None and loader.num_workers == 0 and not is_asynchronous(loader.dataset):
-            why = "the training process cannot be ended for a sample that hangs: give a number of workers, or 'auto'"
-        _refuse(policy, why)
+        _refuse(policy, why_linux or _why_no_policy(loader))
     if isinstance(autotune, AutotuneConfig) and not is_daemonic():
         if loader.num_workers == 0:
             why = "num_workers=0 has none: give num_workers='auto', or a number to start from"
@@ -130,6 +125,18 @@ def check_settings(loader: BaseLoader[Any]) -> None:
 
         check_trace(autotune or AutotuneConfig(), os.environ)
         start_of(autotune or AutotuneConfig())
+
+
+def _why_no_policy(loader: BaseLoader[Any]) -> str:
+    """Return why the loader cannot apply its `SamplePolicy`; "" if it can."""
+    if loader._dataset_kind == DatasetKind.Iterable or isinstance(loader.dataset, MapDataPipe):
+        return "a stream decides itself how it continues after an error: use a map-style dataset"
+    if loader.sample_policy.timeout_s is not None:
+        if loader.num_workers == 0 and not is_asynchronous(loader.dataset):
+            return "the training process cannot be ended for a sample that hangs: give a number of workers, or 'auto'"
+        if loader.local_pool is not None:
+            return f"a local_pool of your own ({type(loader).__name__}) does not watch its samples: leave timeout_s out"
+    return ""
 
 
 def _refuse(what: object, why: str) -> None:
@@ -170,8 +177,26 @@ def checked_option(loader: BaseLoader[Any], name: str, value: Any) -> Any:
         OptionError: The loader's other options, or the option itself, exclude the value.
     """
     options = {one: getattr(loader, one) for one in DEFAULTS} | {name: value}
-    found = checked(options, is_auto=loader._is_auto)[name]
+    found = checked(options, is_auto=loader._is_auto, is_asynchronous=is_asynchronous(loader.dataset))[name]
     return parsed_device(found) if name == "device" else found
+
+
+def set_option(loader: BaseLoader[Any], name: str, value: Any) -> Any:
+    """Set an option that is assigned to a loader, and return it, checked. It applies from the next ``iter()`` on.
+
+    Raises:
+        OptionError: The loader's other options, its data, its workers or this system exclude the value.
+    """
+    before, value = vars(loader)[name], checked_option(loader, name, value)
+    vars(loader)[name] = value
+    try:
+        check_settings(loader)
+    except BaseException:
+        vars(loader)[name] = before
+        raise
+    if name == "autotune":
+        loader._runtime.dismiss_tuner()
+    return value
 
 
 def parsed_device(device: Any) -> torch.device | None:

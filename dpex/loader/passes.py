@@ -242,5 +242,5 @@ def _why_unmeasured(loader: BaseLoader[Any], sizing: Sizing) -> str:
     if _is_torchs(sizing):
         return "anything: PyTorch's own iterators make the batches of this loader"
     if not loader._runtime.is_diagnosed and loader.num_workers == 0:
-        return "epochs before this call: without workers it is measured from now on, or under dpex diagnose"
+        return "epochs before this call: without workers it is measured from the next iter() on, or under dpex diagnose"
     return "anything: no batch was delivered yet"

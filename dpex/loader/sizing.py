@@ -136,7 +136,7 @@ class Sizing:
         tuner = self.tuner()
         found = self.current_settings() if tuner is None else tuner.found
         seeding = str(self._loader.seeding)
-        return Tuned(local=found.local, remote=found.remote, prefetch=found.prefetch, seeding=seeding)
+        return Tuned(local=found.local, remote=found.remote, prefetch=max(1, found.prefetch), seeding=seeding)
 
     def untuned_settings(self) -> Settings:
         """Return the settings of an untuned loader, from its arguments."""
@@ -218,7 +218,7 @@ class Sizing:
         settings = self.resized(now, fixed)
         tuner = self.tuner()
         if tuner is not None:
-            loader._pins |= fixed
+            loader._pins = {**loader._pins, **fixed}  # `copy.copy` of a loader has the same dict
             tuner.pin(loader._pins)
             settings = tuner.settings
         else:
@@ -241,6 +241,11 @@ class Sizing:
             raise OptionError(
                 "resize() of a loader with num_workers=0, which makes its batches in the training process: make a new "
                 "loader with at least one worker, or with num_workers='auto'"
+            )
+        if self.is_piped:
+            raise OptionError(
+                "resize() of a loader of a DataPipe, whose batches PyTorch's own workers make: make a new loader with "
+                "that number of workers"
             )
         counts = zip(KNOBS, (local, remote, prefetch), strict=True)
         fixed = {knob: count for knob, count in counts if count is not None}
@@ -305,13 +310,17 @@ def fix_workers(loader: BaseLoader[Any], count: Any) -> None:
             f"loader.num_workers = {count!r}: assign a whole number of at least 0; to have it tuned, make the loader "
             "with num_workers='auto'"
         )
-    if Sizing(loader).is_tuned:
+    sizing = Sizing(loader)
+    if sizing.is_tuned:
+        limit = f"max_streams={count}" if sizing.is_iterable or sizing.is_split else f"max_local={count}"
+        instead = f"num_workers='auto', autotune=AutotuneConfig({limit})"
         warn(
             f"num_workers={count} was assigned to a loader that is tuned. It has that many workers from the next "
-            "iter() on, and nothing is tuned any more. To limit the tuning instead, make the loader with "
-            f"num_workers='auto', autotune=AutotuneConfig(max_local={count})",
+            "iter() on, and nothing is tuned any more"
+            + (f". To limit the tuning instead, make the loader with {instead}" if count else ""),
             UserWarning,
         )
+        loader._iterator = None  # that of persistent workers, which would keep their number
     loader._is_auto = False
     if isinstance(loader.autotune, AutotuneConfig):
         loader.autotune = False

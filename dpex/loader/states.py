@@ -161,7 +161,7 @@ def identity_of(loader: BaseLoader[Any]) -> dict[str, Any]:
 def _length(dataset: Any) -> int | None:
     try:
         return len(dataset)
-    except TypeError:
+    except Exception:  # a dataset of the user may not know it
         return None
 
 

@@ -34,7 +34,7 @@ NAMES_OF_SHARDS = ("num_shards", "n_shards")
 """Attributes that name the number of shards for this rank, as in datasets of Hugging Face."""
 _UNNAMED = (
     "num_workers='auto': {kind} names no shards (num_shards, n_shards, or the URLs of webdataset), so one worker reads "
-    "it. If it splits itself among workers, as by get_worker_info(), give num_workers={count}. "
+    "it. If it splits itself among workers, as by get_worker_info(), give {remedy}. "
     "autotune=AutotuneConfig(max_streams=1) keeps one worker without this warning"
 )
 _SPLITS_BY_RANK = "split_by_node"
@@ -104,7 +104,9 @@ def choose_streams(dataset: Any, cpus: int, most: int | None, environ: Mapping[s
     shards = named_shards(dataset, ranks(environ))
     if shards is None:
         own = cpus if most is None else most
-        warning = "" if own == 1 else _UNNAMED.format(kind=type(_source_of(dataset)).__name__, count=own)
+        source = _source_of(dataset)
+        remedy = f"num_workers={own}" + ("" if source is dataset else ", autotune=AutotuneConfig()")
+        warning = "" if own == 1 else _UNNAMED.format(kind=type(source).__name__, remedy=remedy)
         return Streams(count=1, why=describe_streams(1, 0, "it names no shards"), warning=warning)
     limit = max(STREAMS, cpus) if most is None else most
     if shards <= limit:

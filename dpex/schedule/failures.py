@@ -17,12 +17,10 @@ from dpex.errors import SampleTimeoutError, WorkerDiedError
 from dpex.measure.settings import LOCAL
 from dpex.schedule.events import NO_STATUS, Notice, Raise, WorkerGone
 from dpex.schedule.logical_workers import LogicalWorkers
-from dpex.schedule.placement import Place, Placement
+from dpex.schedule.placement import CRASHES_IN_A_ROW, Place, Placement
 from dpex.schedule.sample_policy import HANGS, leaving_out
 from dpex.schedule.schedule import Schedule, Ticket
 
-CRASHES_IN_A_ROW = 8
-"""Workers that may end unexpectedly without a result in between, beyond one per wanted worker."""
 _MOST_LETTERS = 200
 """Maximum letters of dataset indices in an error message."""
 PATIENCE = 1.0
@@ -84,7 +82,7 @@ class Failures:
             if ticket is not None:
                 self._placement.dirty.add(ticket.queue)
         for ticket in given_up:
-            error = _gave_up(ticket, event.why) if event.hung is None else _hangs(ticket, event.why)
+            error = _gave_up(ticket, event.why) if event.hung is None else self._hangs(ticket, event.why)
             schedule.accept_result(ticket.number, lambda error=error: error)
             if self._iterable:
                 schedule.end_queue(ticket.queue)  # the position of the stream after this ticket is unknown
@@ -105,6 +103,15 @@ class Failures:
         ticket.index = index
         workers.clear()  # the replacement sample may hang once, too
         return []
+
+    def _hangs(self, ticket: Ticket, why: str) -> SampleTimeoutError:
+        remedy = "SamplePolicy(on_error='skip') has batches made without such samples"
+        if self._tolerates:
+            remedy = "Samples in its place hung as well: look at the storage, or give a longer timeout_s"
+        return SampleTimeoutError(
+            f"{why}. It did so in {HANGS} workers; batch {ticket.number} (dataset indices {_shortened(ticket.index)}) "
+            f"is given up. {remedy}"
+        )
 
     def _fail_stream(self, schedule: Schedule, logical: int, event: WorkerGone) -> None:
         """End a stream that cannot restart. Its first open ticket gets an error; if none is open, the epoch ends."""
@@ -136,13 +143,6 @@ def _gave_up(ticket: Ticket, why: str) -> WorkerDiedError:
     return WorkerDiedError(
         f"{why}. Batch {ticket.number} (dataset indices {_shortened(ticket.index)}) killed {ticket.deaths} workers, "
         "one after the other, and is given up"
-    )
-
-
-def _hangs(ticket: Ticket, why: str) -> SampleTimeoutError:
-    return SampleTimeoutError(
-        f"{why}. It did so in {HANGS} workers; batch {ticket.number} (dataset indices {_shortened(ticket.index)}) is "
-        "given up. SamplePolicy(on_error='skip') has batches made without such samples"
     )
 
 

@@ -24,6 +24,9 @@ from dpex.schedule.events import NO_STATUS, Instruction, Notice, PoolStatus, Rai
 from dpex.schedule.prefetch import PrefetchRules
 from dpex.schedule.schedule import SHARED, Schedule, Ticket
 
+CRASHES_IN_A_ROW = 8
+"""Workers that may end unexpectedly without a result in between, beyond one per wanted worker."""
+
 
 class Place(NamedTuple):
     """A worker: the pool's name and the worker's number in it."""
@@ -93,7 +96,7 @@ class Placement:
         had_failed = self.pools.get(pool, NO_STATUS).failed is not None
         self.pools[pool] = status
         if status.failed is not None and not had_failed and self._goes_on_without(pool):
-            self.instructions.append(Notice(_why_none_can_come(pool, status)))
+            self.instructions.append(Notice(_why_none_can_come(pool, status, self.wanted.get(pool, 0))))
         self.load.setdefault(pool, 0)
         self._paused.discard(pool)
         self._room.pop(pool, None)
@@ -197,7 +200,7 @@ class Placement:
         A failed cluster may recover later, but until then only local workers could make batches.
         """
         wanted = [(name, self.pools.get(name, NO_STATUS)) for name, count in self.wanted.items() if count]
-        reasons = [_why_none_can_come(name, status) for name, status in wanted]
+        reasons = [_why_none_can_come(name, status, self.wanted[name]) for name, status in wanted]
         if wanted and all(reasons) and not any(status.running for _, status in wanted):
             self.instructions.append(Raise(WorkerDiedError("; ".join(reasons))))
 
@@ -325,7 +328,9 @@ class Placement:
         return back
 
 
-def _why_none_can_come(name: str, status: PoolStatus) -> str:
+def _why_none_can_come(name: str, status: PoolStatus, wanted: int) -> str:
+    if status.crashes > CRASHES_IN_A_ROW + wanted and not status.requested:  # the pool starts no more
+        return f"{status.crashes} workers in a row died before they made a single batch"
     if status.failed is None and status.most == 0:
         return f"no {name} worker can be started: {status.why_most}{_REMEDY[name]}"
     return f"{_PLACE[name]}{status.failed}" if status.failed is not None else ""

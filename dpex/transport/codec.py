@@ -229,7 +229,9 @@ def slots_of(node: Node, lease: Lease) -> dict[tuple[int, int], np.ndarray[Any, 
     if kind in (_LIST, _TUPLE, _DICT):
         parts = node[-1]
     elif kind == _SPILL:
-        parts = node[1], marshal.loads(_bytes_of(node[1], lease))
+        _, segment, slot, nbytes = node[1]
+        base: Any = lease(segment, slot, nbytes)  # once: before a second lease the slot would be free for a moment
+        return {(segment, slot): base, **slots_of(marshal.loads(base), lease)}
     elif kind == _MEMORY:
         parts = (node[1],)
     elif kind == _PICKLE:

@@ -53,7 +53,9 @@ def test_nothing_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     list(loader)
     diagnosis = loader.diagnose()
     assert diagnosis.verdict.cause == "too-early"
-    assert "Not measured: epochs before this call: without workers it is measured from now on" in str(diagnosis)
+    assert "Not measured: epochs before this call: without workers it is measured from the next iter() on" in str(
+        diagnosis
+    )
     list(loader)
     assert loader.diagnose().facts.batches == 8
     monkeypatch.setattr("sys.platform", "darwin")

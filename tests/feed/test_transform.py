@@ -104,7 +104,7 @@ def test_it_is_called_ahead_of_need(gpu: AsyncDevice) -> None:
     feed = feed_of(iterator)
     del iterator
     gc.collect()
-    feed.begin_epoch()
+    feed.begin_epoch(0)
     assert not feed._to_transform
 
 
@@ -169,3 +169,30 @@ def test_what_is_counted(gpu: AsyncDevice) -> None:
         feed = feed_of(iterator)
         assert feed.transform_s > 0
         assert feed.copied_bytes == 40 * 704 * 8
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_resumed_epoch_draws_as_it_would_have(workers: int, gpu: AsyncDevice) -> None:
+    options = {"seeding": "batch", "persistent_workers": workers > 0}
+    with loader_of(workers, **options) as first:
+        list(first)
+        batches = iter(first)
+        next(batches)
+        state = first.state_dict()
+        rest = [batch.cpu() for batch in batches]
+    with loader_of(workers, **options) as second:
+        second.load_state_dict(state)
+        assert torch.equal(torch.cat([batch.cpu() for batch in second]), torch.cat(rest))
+
+
+class Failing:
+    """A sampler with an error after its first index."""
+
+    def __iter__(self) -> Any:
+        yield 0
+        raise LookupError("of the sampler")
+
+
+def test_an_error_of_the_sampler_is_not_transformed(gpu: AsyncDevice) -> None:
+    with loader_of(1, sampler=Failing(), batch_size=1) as loader, pytest.raises(LookupError, match="of the sampler"):
+        list(loader)

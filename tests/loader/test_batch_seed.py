@@ -92,7 +92,7 @@ def test_without_a_batch_it_is_an_error_that_says_where_to_ask() -> None:
 
 
 def test_batches_without_a_seed_are_told() -> None:
-    with pytest.raises(UsageError, match="seeding='worker' batches that are made without workers have no seed"):
+    with pytest.raises(UsageError, match="give the loader seeding='batch', or workers if the dataset is iterable"):
         next(iter(DpexDataLoader(Asks(), num_workers=0)))
 
 

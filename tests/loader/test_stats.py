@@ -109,6 +109,15 @@ def test_epochs_of_a_split_stream_are_those_of_the_loader() -> None:
             assert loader.stats().epoch == epoch
 
 
+def test_persistent_workers_end_if_their_number_is_assigned() -> None:
+    with DpexDataLoader(range(40), num_workers="auto", persistent_workers=True) as loader:
+        assert len(list(loader)) == 40
+        with pytest.warns(UserWarning, match="from the next iter"):
+            loader.num_workers = 1
+        assert len(list(loader)) == 40
+        assert repr(loader.stats().pools["local"]).startswith("PoolReading(1 of 1 workers run; 40 batches")
+
+
 def test_a_pool_is_shown_in_one_short_line() -> None:
     with DpexDataLoader(range(300), num_workers=1) as loader:
         assert len(list(loader)) == 300

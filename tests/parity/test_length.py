@@ -41,6 +41,24 @@ def test_map_that_grows(cls: Loader) -> Any:
     return [before, [len(loader) for loader in loaders], [sorted(map(int, loader)) for loader in loaders]]
 
 
+class Buckets:
+    """Batches of indices, which are drawn when an iterator is made. Before that it has no length."""
+
+    def __iter__(self) -> Any:
+        self.batches = [[0, 1], [2, 3]]
+        yield from self.batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@parity
+def test_sampler_whose_length_is_known_late(cls: Loader, workers: int) -> Any:
+    loader = cls(range(4), batch_sampler=Buckets(), num_workers=workers)
+    return [[batch.tolist() for batch in loader], len(loader)]
+
+
 class Unsized:
     def __getitem__(self, index: int) -> int:
         return index

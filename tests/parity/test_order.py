@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 from torch_features import needs_in_order
 
 from dpex import DpexDataLoader
@@ -314,3 +314,14 @@ def test_samplers_that_begin_at_once(cls: Loader, workers: int, persistent: bool
             iterator = iter(loader)
             seen.append((sampler.started, list(iterator), sampler.started))
     return seen
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("change", [-15, 10])
+@parity
+def test_distributed_sampler_of_a_dataset_that_has_changed(cls: Loader, change: int, drop_last: bool) -> Any:
+    data = list(range(20))
+    sampler = DistributedSampler(data, 2, 0, drop_last=drop_last)
+    loader = cls(data, sampler=sampler)
+    data[20 + change if change < 0 else 20 :] = range(20, 20 + change)
+    return caught(lambda: [batch.tolist() for batch in loader])

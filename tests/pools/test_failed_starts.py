@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import Of
 from programs import ran
 
 from dpex import DpexDataLoader
@@ -113,3 +114,21 @@ def test_an_init_function_that_ends_added_workers_is_one_warning(how: Any) -> No
     (said,) = [str(warning.message) for warning in caught]
     assert re.search(ADDED[how], said)
     assert "ulimit" not in said
+
+
+def exits_at(index: int) -> int:
+    os._exit(3)
+
+
+@pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loop_that_goes_on_after_all_workers_died_ends(persistent: bool) -> None:
+    loader: DpexDataLoader[Any] = DpexDataLoader(Of(exits_at, 64), num_workers=1, persistent_workers=persistent)
+    for _ in range(2):
+        iterator, errors = iter(loader), 0
+        for _ in range(70):
+            with pytest.raises((WorkerDiedError, StopIteration)) as caught:
+                next(iterator)
+            errors += isinstance(caught.value, WorkerDiedError)
+        assert errors > 1
+    loader.close()

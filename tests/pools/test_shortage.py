@@ -175,3 +175,16 @@ def test_memory_that_cannot_be_had_leaves_no_descriptor() -> None:
     base, ref = arena.array(10_000)
     assert (ref.segment, base.nbytes) == (1, 10_000)
     os.close(announced[0])
+
+
+def test_a_state_is_given_beside_many_open_descriptors() -> None:
+    """`select.select` takes no descriptor from 1024 on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        with DpexDataLoader(range(8), num_workers=1, persistent_workers=True) as loader:
+            assert len(list(loader)) == 8
+            assert loader.state_dict()

@@ -1,7 +1,10 @@
 """Under ``seeding="worker"`` a resumed run continues generators without a seed in the dataset."""
 
 import multiprocessing
+import os
 import random
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 import torch
 from inspection import engine_of
 from torch.utils.data import Dataset
+from workload import wait_as_work
 
 from dpex import DpexDataLoader
 from dpex.engine import with_workers
@@ -127,3 +131,27 @@ def test_no_state_is_reported_without_generators() -> None:
             next(batches)
             reported[name] = engine_of(batches).state.logicals.logs[0].point(0, 0).state is not None  # type: ignore[attr-defined]
     assert reported == {"plain": False, "drawing": True}
+
+
+class Late(Drawing):
+    """Its second worker takes a second longer to start."""
+
+    def __init__(self, flag: str) -> None:
+        super().__init__()
+        self.flag = flag
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        try:
+            os.close(os.open(self.flag, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            wait_as_work(1.0)
+
+
+def test_a_worker_that_starts_during_the_wait_is_in_the_state(tmp_path: Path) -> None:
+    with loader(Late(str(tmp_path / "flag")), multiprocessing_context="spawn") as made:
+        batches = iter(made)
+        next(batches)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            made.state_dict()

@@ -1,10 +1,11 @@
 """dpex's own options: what is refused and how, what "auto" means, and that a rebuilt loader keeps all of them."""
 
+import copy
 import inspect
 import pickle
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 from inspection import settings_of, tuner_of
+from torch.utils.data import IterableDataset
 
+from dpex import AsyncDataset
 from dpex.autotune.config import AutotuneConfig
 from dpex.dataloader import DpexDataLoader
 from dpex.errors import DpexError, OptionError
@@ -31,6 +34,22 @@ from dpex.options import (
 from dpex.schedule.sample_policy import SamplePolicy
 
 DATA = list(range(10))
+
+
+class Stream(IterableDataset[int]):
+    num_shards = 3
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+
+class Fetching(AsyncDataset):
+    """An asynchronous dataset, which nobody reads."""
+
+    async def fetch(self, index: Any) -> Any:
+        raise NotImplementedError
+
+
 REFUSED: dict[str, tuple[Any, ...]] = {
     "distribute_mode": (0, 1, "yes", None, 2),
     "head_address": ("", "somewhere", "host:", "host:port", "two words:6379", "auto\n", None, 6379),
@@ -315,6 +334,22 @@ def test_a_number_that_is_assigned_is_said_to_end_tuning() -> None:
     assert (tuner_of(loader), settings_of(loader).local, loader._is_auto) == (None, 1, False)
 
 
+@pytest.mark.parametrize(
+    ("dataset", "count", "remedy"),
+    [(DATA, 0, r"nothing is tuned any more$"), (Stream(), 2, r"AutotuneConfig\(max_streams=2\)$")],
+)
+def test_the_remedy_of_an_assigned_number_can_be_followed(dataset: Any, count: int, remedy: str) -> None:
+    loader = DpexDataLoader(dataset, num_workers="auto")
+    with pytest.warns(UserWarning, match=remedy):
+        loader.num_workers = count
+
+
+def test_the_seeding_that_is_set_to_none_later_is_the_default() -> None:
+    loader = DpexDataLoader(Fetching(), num_workers=1)
+    loader.seeding = None
+    assert loader.seeding == "batch"
+
+
 def test_an_assigned_number_overrules_resize_and_a_configuration() -> None:
     loader = DpexDataLoader(DATA, num_workers=1, autotune=AutotuneConfig(max_local=4))
     loader.resize(local=3)
@@ -415,3 +450,21 @@ def test_a_python_without_its_lock_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("dpex.loader.checks.has_gil", lambda: False)
     with pytest.raises(OptionError, match="set PYTHON_GIL=1, or use a build"):
         DpexDataLoader([1, 2])
+
+
+def test_an_option_set_later_fits_the_data_and_ends_tuning() -> None:
+    stream = DpexDataLoader(Stream(), num_workers=1)
+    before = stream.sample_policy
+    with pytest.raises(OptionError, match="use a map-style dataset"):
+        stream.sample_policy = SamplePolicy(on_error="skip")
+    assert stream.sample_policy is before
+    loader = DpexDataLoader(DATA, num_workers="auto")
+    assert tuner_of(loader) is not None
+    loader.autotune = False
+    assert tuner_of(loader) is None
+
+
+def test_a_copy_of_a_loader_is_resized_alone() -> None:
+    loader = DpexDataLoader(DATA, num_workers="auto")
+    copy.copy(loader).resize(local=1)
+    assert loader._pins == {}

@@ -42,7 +42,7 @@ from dpex.pools.local.handles import (
 )
 from dpex.pools.local.worker_process import END, TICKET_BYTES
 from dpex.schedule.events import Notice, PoolEvent, Snapshot, TicketMade, WorkerGone, WorkerUp, ticket_made_of
-from dpex.schedule.failures import CRASHES_IN_A_ROW
+from dpex.schedule.placement import CRASHES_IN_A_ROW
 from dpex.schedule.schedule import Ticket
 from dpex.transport.codec import slots_of
 from dpex.worker.states import RngState
@@ -249,6 +249,9 @@ class LocalPool:
         if self._queue is not None:
             self._queue.groups = {}
             self._board.want_from(self._first_group)
+        if self.crashes:
+            self.crashes = 0
+            self._adjust()
 
     # -- results -------------------------------------------------------------------------------------------------
 

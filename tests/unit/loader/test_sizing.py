@@ -144,6 +144,7 @@ def test_what_a_resize_fixes(changes: dict[str, Any], named: Any, fixed: dict[st
         ({"seeding": "worker"}, (5, None), r"resize\(local=5\) asks .* than the 3 local .* seeding='worker' ties"),
         ({"seeding": "worker"}, (1, 1), r"resize\(local=1, remote=1\) asks .* With seeding='batch' any number"),
         (STREAM, (5, None), r"resize\(local=5\) .* of an iterable dataset.* Make a new loader"),
+        ({"dataset": SequenceWrapper([1])}, (5, None), r"resize\(\) of a loader of a DataPipe, .* make a new loader"),
     ],
 )
 def test_a_change_of_fixed_workers_is_refused_with_its_argument(

@@ -10,7 +10,7 @@ import torch
 from families import Of
 from torch.utils.data import DataLoader, RandomSampler
 
-from dpex import OptionError
+from dpex import OptionError, SamplePolicy
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 from thread_pool import ThreadedLoader
@@ -71,3 +71,8 @@ def test_an_error_is_raised_at_its_place() -> None:
 def test_logical_workers_are_refused() -> None:
     with pytest.raises(OptionError, match=r"local_pool: .* seeding='batch'"):
         list(threaded(seeding="worker"))
+
+
+def test_a_limit_that_such_a_pool_does_not_watch_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"timeout_s=1.*a local_pool of your own .* does not watch its samples"):
+        threaded(sample_policy=SamplePolicy(timeout_s=1))

@@ -55,6 +55,8 @@ def test_a_ticket_that_cannot_do_without_it_is_given_up(tolerates: bool) -> None
     error = table.result()
     assert isinstance(error, SampleTimeoutError)
     assert "batch 0" in str(error)
+    assert ("on_error='skip'" in str(error)) != tolerates
+    assert ("give a longer timeout_s" in str(error)) == tolerates
     table.tell(made(1))
     assert table.result() == "batch 1"
     assert table.state.placement.load == {"local": 0}

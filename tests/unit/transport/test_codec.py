@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pairs import LARGE, Pair, Point
 
-from dpex.transport.codec import _DTYPES, _PICKLE, INLINE_BYTES, LONG_LEAF, MANY_OBJECTS, MESSAGE_BYTES
+from dpex.transport.codec import _DTYPES, _PICKLE, INLINE_BYTES, LONG_LEAF, MANY_OBJECTS, MESSAGE_BYTES, slots_of
 
 
 @dataclass
@@ -218,6 +218,19 @@ def test_many_small_tensors_do_not_swell_the_message(pair: Pair) -> None:
     batch = [torch.full((INLINE_BYTES,), n, dtype=torch.uint8) for n in range(100)]
     assert len(marshal.dumps(pair.encoder.encode(batch))) < MESSAGE_BYTES + 100 * 100
     assert same(pair(batch), batch)
+
+
+def test_a_spilled_message_is_leased_once(pair: Pair) -> None:
+    """Between two leases its maker could reuse the slot."""
+    node = pair.encoder.spill(pair.encoder.encode(["x" * 2000 for _ in range(64)]))
+    leased = []
+
+    def lease(segment: int, slot: int, nbytes: int) -> Any:
+        leased.append((segment, slot))
+        return pair._lease(segment, slot, nbytes)
+
+    found = slots_of(node, lease)
+    assert len(leased) == len(set(leased)) == len(found)
 
 
 @pytest.mark.parametrize(
