@@ -54,7 +54,7 @@ WORKERS = Row(
             queries=(
                 query(
                     expr=f"""clamp_max(sum by (pool) ({rate("dpex_worker_seconds_total", 'pool!="inline"')}) / """
-                    f"sum by (pool) ({of('dpex_workers_running')}), 1)",
+                    f"(sum by (pool) ({of('dpex_workers_running')}) > 0), 1)",
                     legend="{{pool}}",
                 ),
             ),

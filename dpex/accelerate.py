@@ -37,6 +37,7 @@ class DpexTracker(GeneralTracker):
         self._write = write_to(writer)
         self._print_diagnosis = print_diagnosis
         self._readings = [LoaderFigures(loader) for loader in loaders]
+        self._calls = 0
 
     @property
     def tracker(self) -> DpexTracker:
@@ -51,9 +52,11 @@ class DpexTracker(GeneralTracker):
         """Keep nothing of the script's configuration."""
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **others: Any) -> None:
-        """Write the figures of each loader since the last call."""
+        """Write the figures of each loader since the last call. Without a step, calls are counted from 0."""
+        number = self._calls if step is None else step
+        self._calls += 1
         for readings in self._readings:
-            self._write(readings.take_figures(), step or 0)
+            self._write(readings.take_figures(), number)
 
     def finish(self) -> None:
         """Print the diagnosis."""

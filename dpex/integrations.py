@@ -161,7 +161,7 @@ class LoaderFigures:
         self._pass: Any = None
 
     def take_figures(self) -> dict[str, float]:
-        """Return the measured figures by name.
+        """Return the measured figures since the last call, by name; without a new batch, no shares and no rate.
 
         - ``wait_ratio``: Share of the time in which the training loop waited in ``next()``, 0 to 1.
         - ``gpu_stall_ratio``: Share of the time in which the GPU was idle because data was missing, 0 to 1.
@@ -173,12 +173,13 @@ class LoaderFigures:
         source, now = self.loader._runtime.last_stats, self.loader.stats()
         is_same = source is self._pass and now.batches >= self._last.batches
         last = self._last if is_same else LoaderStats()  # the counts of each iterator begin at 0
-        self._pass, self._last = source, now
+        is_later = now.batches > last.batches
+        self._pass, self._last = source, now if is_later else last
         waited_s, worked_s = remainder(now.wait_s, last.wait_s), remainder(now.work_s, last.work_s)
         passed_s = waited_s + worked_s
         found: dict[str, float] = {"decisions": len(self.loader.decisions), "prefetch": now.prefetch}
         found["workers"] = sum(pool.running for pool in now.pools.values())
-        if passed_s > 0:
+        if is_later and passed_s > 0:
             found["wait_ratio"] = wait_ratio(waited_s, worked_s)
             found["batches_per_s"] = (now.batches - last.batches) / passed_s
             if now.gpu_stall_s is not None:

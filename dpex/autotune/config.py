@@ -39,12 +39,13 @@ class AutotuneConfig:
     """Limits and goals of the tuner behind ``num_workers="auto"``. dpex determines the limits that are None.
 
     Args:
-        max_local: The maximum number of local workers (0 or more). None: as many as memory allows, and at most the CPUs
-            of this process, or ``max_waiting`` for workers that mostly wait.
+        max_local: The maximum number of local workers (0 or more). None: as many as memory and CPUs allow. In both
+            cases the tuner also keeps to ``max_waiting``.
         max_remote: The maximum number of remote workers (0 or more). dpex asks an autoscaler for nodes up to this
             number if more workers speed up training. None: the room of the cluster, without requests for nodes.
-        max_waiting: The maximum number of local workers that mostly wait (1 to 1024). 64, because as many
-            processes take up to about 4 GB, and more did not speed up any measured storage.
+        max_waiting: The tuner starts at most this many local workers (1 to 1024), or one per CPU or ``min_local`` if
+            that is more. 64, because as many processes take up to about 4 GB, and more did not speed up any measured
+            storage.
         min_local: The minimum number of local workers (0 or more). The tuner ends unused workers above it.
         min_remote: The minimum number of remote workers (0 or more). The tuner ends unused workers above it.
         max_prefetch: The maximum prefetch, in batches (1 or more). None: the limit of the memory.
@@ -71,8 +72,9 @@ class AutotuneConfig:
             environment variable ``DPEX_TRACE`` names, or no record.
         start: Initial settings: ``loader.tuned`` of another run, its ``as_dict()``, or the name of a file from its
             ``save()``, in which dpex fills in ``{pid}`` and ``{rank}``. dpex clips them to the limits and tunes from
-            there. It starts at most ``max_waiting`` local workers, or one per CPU if that is more. None: settings
-            from the number of CPUs.
+            there. It starts at most ``max_waiting`` local workers, or one per CPU if that is more. Remote workers start
+            only if this process is connected to Ray before the first ``iter()``; otherwise the tuner finds them again.
+            None: settings from the number of CPUs.
         policy: A class or function that returns a `Policy`, which chooses the settings. None: the law of dpex.
 
     Raises:

@@ -83,7 +83,7 @@ def _machine(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     quota, ranks, free = cgroup_cpus(), local_ranks(environ), free_memory()
     yield "CPUs", f"{os.cpu_count()} of the machine, {usable_cpus():g} for this process"
     yield "cgroup quota", "none" if quota is None else f"{quota:g} CPUs"
-    yield "ranks", f"{ranks} on this machine; CPUs for each: {rank_cpus(ranks=ranks)}"
+    yield "ranks", f"{ranks} on this machine; CPUs for each: {rank_cpus()}"
     yield "free memory", "unknown" if free is None else size(free)
     yield "start method", f"{multiprocessing.get_all_start_methods()[0]} by default"
 

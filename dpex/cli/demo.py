@@ -26,7 +26,10 @@ def register(subparsers: Any) -> None:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
     if not 0.0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
     return seconds

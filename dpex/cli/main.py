@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.command(options))
     except BrokenPipeError:  # the reader, such as `head`, has read enough
+        if hasattr(options, "script"):  # it may be an error of the script
+            raise
         sys.stderr.close()
         return 141
 

@@ -118,7 +118,8 @@ def _add_report_and_script(parser: argparse.ArgumentParser, *others: str) -> Non
     parser.add_argument(
         "--json",
         metavar="FILE",
-        help="write the report as JSON; {rank} and {pid} are filled in, and without {rank} only rank 0 writes",
+        help="write the report of each loader as JSON; a number is added to the name if the file exists. {rank} and "
+        "{pid} are filled in, and without {rank} only rank 0 writes",
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name, as for python -m")
     parser.add_argument(

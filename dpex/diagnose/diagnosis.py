@@ -24,7 +24,7 @@ from dpex.measure.causes import losses
 from dpex.measure.readable import percent
 from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
-from dpex.system.cpus import parts_of_machine, usable_cpus
+from dpex.system.cpus import parts_of_cpus, usable_cpus
 from dpex.system.meter import private_bytes
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def diagnose(facts: Facts) -> Diagnosis:
 
 def facts_of(account: Reading, subject: Subject) -> Facts:
     """Return the counts of a loader, and the facts of it that need no measurement, as one value."""
-    cpus = max(0.5, usable_cpus() / parts_of_machine(os.environ, account.sharing_ranks))
+    cpus = max(0.5, usable_cpus() / parts_of_cpus(os.environ, account.sharing_ranks))
     return account.narrowed(Facts, **vars(subject), prefetch=account.prefetch or 1, cpus=cpus)
 
 
@@ -174,12 +174,19 @@ class DiagnosisSource:
     subject: Subject
     tuner: Tuner | None = None
 
+    def restart(self) -> None:
+        """Count from now on."""
+        self.book.restart()
+        if self.tuner is not None:
+            self.tuner.kernels = Reading()
+
     def diagnose(self, account: Reading | None = None) -> Diagnosis:
         """Diagnose ``account``, by default all counts in ``book``. Takes 2 ms of CPU, and 1 ms per running worker."""
         found = account or self.book.read()
         subject = replace(self.subject, private_bytes=private_bytes(found.pids))
         if self.tuner is not None:
-            found = found.plus(self.tuner.kernels)
+            if account is None:  # kernels are counted since the last restart, and not by period
+                found = found.plus(self.tuner.kernels)
             subject = replace(
                 subject,
                 is_tuned=True,

@@ -139,10 +139,14 @@ class CounterSource(Protocol):
 
 
 class _Baseline(NamedTuple):
-    """The machine's counts at the start of a period. ``past``: earlier counts. ``is_resting``: counting is paused."""
+    """The machine's counts at the start of a period. ``past``: earlier counts. ``is_resting``: counting is paused.
+
+    ``workers_s``: CPU seconds that local workers had spent for batches.
+    """
 
     machine: MachineCounts
     wall_s: float
+    workers_s: float = 0.0
     past: Reading = Reading()
     is_resting: bool = False
 
@@ -185,7 +189,8 @@ class IteratorCounters(LastReading[Reading]):
 
     def _baseline(self, found: Reading) -> _Baseline:
         """Start a period of the machine's counts. Run-queue times of workers count from the start of each worker."""
-        return _Baseline(meter.read_machine((), found.thread or self._thread, found.pids), found.wall_s)
+        machine = meter.read_machine((), found.thread or self._thread, found.pids)
+        return _Baseline(machine, found.wall_s, found.local.cpu_s)
 
     def _measured(self, source: CounterSource) -> Reading:
         """Return the counts, and the counts of the machine."""
@@ -194,14 +199,14 @@ class IteratorCounters(LastReading[Reading]):
         thread = found.thread or self._thread
         now = meter.read_own_cpu() if is_short else meter.read_machine(found.pids, thread, found.pids)
         part = now.part(base.machine, found.wall_s - base.wall_s)  # the share that belongs to passes
-        found = now.completed(found, base.machine, part, part)
+        found = now.completed(found, base.machine, part, part, found.local.cpu_s - base.workers_s)
         past = base.past if base.is_resting else base.past.plus(Reading(**_of_machine(found)))
         return replace(found, **_of_machine(past))
 
 
 class LoaderCounters:
     def __init__(self) -> None:
-        self._iterators: Ledger[IteratorCounters] = Ledger(_one_after_the_other)
+        self._iterators: Ledger[IteratorCounters] = Ledger(one_after_the_other)
         self.epochs: int = 0
         """Count of epochs that have begun, including epochs without measurements."""
 
@@ -230,6 +235,6 @@ class LoaderCounters:
             counters.restart()
 
 
-def _one_after_the_other(past: Reading, counters: Reading) -> Reading:
+def one_after_the_other(past: Reading, counters: Reading) -> Reading:
     """Add up counts. The latest iterator that got a batch determines the levels."""
     return past.then(counters) if counters.batches else counters.then(past)

@@ -4,14 +4,15 @@ A stand-in (`dpex.loader.served.StandIn`) makes a loader's iterators. If dpex ca
 iterators, and a line on stderr gives the reason. Any iterating thread may call this module.
 
 At its end the process prints a line for each loader, and the report of the loader in which most time passed. If the
-script makes a loader anew for each pass, these loaders count as one, provided that type of dataset, batch size and
-workers are the same. An error in the report neither ends nor changes a run. A process killed by a signal prints no
-report.
+script makes a loader anew for each pass, these loaders count as one, provided that type and length of the dataset, type
+of the sampler, batch size and workers are the same. An error in the report neither ends nor changes a run. A process
+killed by a signal prints no report.
 """
 
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import os
 import platform
@@ -19,7 +20,7 @@ import shlex
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,10 @@ from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
 from dpex.diagnose.gathering import of_launch
 from dpex.diagnose.job import JobDiagnosis, RankReport
 from dpex.diagnose.what_if import TUNERS
+from dpex.engine.snapshots import one_after_the_other
 from dpex.loader.served import BELOW_RUN, OF_WORKERS, StandIn, describe_loader, settings_of, stand_in_of, why_not_served
 from dpex.measure.readable import percent, rounded
+from dpex.measure.reading import Reading
 from dpex.system.compiler import untraced
 from dpex.system.cpus import rank
 
@@ -124,6 +127,8 @@ class Served:
         given: Its number of workers in the script.
         served_by: The number of workers of its proxy; None if it is tuned.
         source: The counts of its latest proxy.
+        past: The counts of earlier proxies, of this loader or of others of its kind.
+        is_own: True for a `DpexDataLoader` of the script, which keeps its own settings.
     """
 
     loader: weakref.ref[Any]
@@ -133,6 +138,18 @@ class Served:
     served_by: int | None
     rank: int
     source: DiagnosisSource
+    past: Reading = field(default_factory=Reading)
+    is_own: bool = False
+
+    def diagnose(self) -> Diagnosis:
+        now = self.source.book.read()
+        return self.source.diagnose(one_after_the_other(self.past, now) if self.past.passes else None)
+
+    def continue_with(self, loader: DataLoader[Any], source: DiagnosisSource) -> None:
+        """Count this loader, too."""
+        if self.source.book is not source.book:
+            self.past = one_after_the_other(self.past, self.source.book.read())
+        self.loader, self.source = weakref.ref(loader), source
 
 
 _served: list[Served] = []
@@ -143,12 +160,12 @@ def add_to_report(loader: DataLoader[Any], proxy: DpexDataLoader[Any], options: 
     """Add a loader to the report. ``proxy``: The loader that made its iterator, which may be ``loader`` itself."""
     _report_at_exit(options)
     given, source = int(loader.num_workers), proxy._diagnosis_source()
-    kind = (type(loader.dataset), loader.batch_size, given)
-    for served in _served:
-        known = served.loader()
-        if known is loader or (known is None and served.kind == kind):
-            served.loader, served.source = weakref.ref(loader), source
-            return
+    kind = (type(loader.dataset), _length(loader.dataset), type(loader.sampler), loader.batch_size, given)
+    same = [one for one in _served if one.loader() is loader]
+    ended = [one for one in _served if one.loader() is None and one.kind == kind]
+    for served in same or ended:
+        served.continue_with(loader, source)
+        return
     _served.append(
         Served(
             loader=weakref.ref(loader),
@@ -156,10 +173,18 @@ def add_to_report(loader: DataLoader[Any], proxy: DpexDataLoader[Any], options: 
             words=describe_loader(loader),
             given=given,
             served_by=None if proxy._is_auto else proxy.num_workers,
+            is_own=proxy is loader,
             rank=_rank(),
             source=source,
         )
     )
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except Exception:  # a stream, or a length that the dataset cannot tell
+        return None
 
 
 def _rank() -> int:
@@ -193,11 +218,11 @@ def report_all(options: RunOptions) -> None:
     """Report on all loaders, once. Only rank 0 prints."""
     served, _served[:] = list(_served) if has_served() else [], []
     try:
-        found = [(one, one.source.diagnose()) for one in served]
+        found = [(one, one.diagnose()) for one in served]
         found = sorted((pair for pair in found if pair[1].facts.batches), key=lambda pair: -pair[1].facts.wall_s)
         job = _job_verdict(options, found) if options.command == "diagnose" else None
-        for _, diagnosis in found:
-            write_reports(options, diagnosis, job if diagnosis is found[0][1] else None)
+        for one, diagnosis in found:
+            write_reports(options, one, diagnosis, job if diagnosis is found[0][1] else None)
         shown = [pair for pair in found if pair[0].rank == 0]
         if shown and not options.quiet:
             print("\n".join(report_lines(options, shown, job)), file=sys.stderr, flush=True)
@@ -223,11 +248,11 @@ def report_lines(
         yield f"dpex {options.command}: {_loader_line(one, diagnosis)}"
     if len(found) > _SHOWN:
         yield f"dpex {options.command}: {len(found) - _SHOWN} more loaders were served, in which less time passed"
-    diagnosis = found[0][1]
+    first, diagnosis = found[0]
     yield ""
     shown = report.full if options.full else report.text
     yield str(job) if job is not None else shown(diagnosis, _report_width())
-    yield from command_lines(options, diagnosis)
+    yield from tuning_lines(options, first, diagnosis)
 
 
 def _report_width() -> int:
@@ -269,22 +294,24 @@ def _wait_text(served: Served, ratio: float) -> str:
     return f"wait {percent(ratio)} in all, {before} at first and {after} at the end"
 
 
-def command_lines(options: RunOptions, diagnosis: Diagnosis) -> list[str]:
-    """Return the lines with the command that tunes the loader, if the first advice is a setting that a tuner finds."""
+def tuning_lines(options: RunOptions, served: Served, diagnosis: Diagnosis) -> list[str]:
+    """Return the lines that say how to have the loader tuned, if the first advice is a setting that a tuner finds."""
     setting = diagnosis.recommendation
     if diagnosis.facts.is_tuned or setting is None or setting.kind not in TUNERS or not setting.settings.workers:
         return []
     more = [] if diagnosis.facts.workers else ["--also-in-process"]
+    if served.is_own:
+        return ["To let dpex find and adapt this during training, give the DpexDataLoader num_workers='auto'."]
     command = shlex.join(["dpex", "run", *more, *options.script])
     return ["To let dpex find and adapt this during training, run:", f"  {command}"]
 
 
-def write_reports(options: RunOptions, diagnosis: Diagnosis, job: JobDiagnosis | None = None) -> None:
+def write_reports(options: RunOptions, served: Served, diagnosis: Diagnosis, job: JobDiagnosis | None = None) -> None:
     """Write the files of ``--html`` and ``--json``. Ranks other than 0 only write files with ``{rank}`` in the name."""
 
     def page(path: Path) -> None:
         of_job = [] if job is None else [job.sentence, f"First: {job.advice}"]
-        diagnosis.write_html(path, [*of_job, *command_lines(options, diagnosis)])
+        diagnosis.write_html(path, [*of_job, *tuning_lines(options, served, diagnosis)])
 
     def data(path: Path) -> None:
         told = diagnosis.to_dict() | ({} if job is None else {"job": job.to_dict()})
@@ -292,20 +319,21 @@ def write_reports(options: RunOptions, diagnosis: Diagnosis, job: JobDiagnosis |
 
     asked: tuple[tuple[str | None, Callable[[Path], None]], ...] = ((options.html, page), (options.json, data))
     for name, write_to in asked:
-        if name and (diagnosis.facts.rank == 0 or "{rank}" in name):
-            path = _free_path(name, diagnosis.facts.rank)
+        if name and (served.rank == 0 or "{rank}" in name):
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_to(path)
+                write_to(_new_file(name, served.rank))
             except OSError as error:
-                print(f"dpex {options.command}: {path} cannot be written: {error}", file=sys.stderr)
+                print(f"dpex {options.command}: {name} cannot be written: {error}", file=sys.stderr)
 
 
-def _free_path(name: str, rank: int) -> Path:
-    """Return the path ``name`` with ``{pid}`` and ``{rank}`` filled in, and a number added if the file exists."""
+def _new_file(name: str, rank: int) -> Path:
+    """Make the empty file ``name`` with ``{pid}`` and ``{rank}`` filled in, and a number added if it exists."""
     path = wanted = Path(name.replace("{pid}", str(os.getpid())).replace("{rank}", str(rank)))
-    number = 1
-    while path.exists():
-        number += 1
-        path = wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(2):
+        try:
+            path.touch(exist_ok=False)
+            break
+        except FileExistsError:
+            path = wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
     return path

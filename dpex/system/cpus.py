@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -19,8 +19,9 @@ _ROOT = Path("/sys/fs/cgroup")
 _CFS = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 _UNLIMITED = 1 << 60
 """Version 1 of cgroups shows a limit of this many bytes or more if there is no limit."""
-_INACTIVE = ("inactive_file", "total_inactive_file")
-"""Lines of ``memory.stat`` with the bytes of file cache that the cgroup would give up first."""
+_CACHED = {"inactive_file": 1, "active_file": 2}
+"""File cache in ``memory.stat`` that the kernel takes back before it refuses memory. One over this number of it counts.
+Version 1 has the sums with child cgroups as ``total_inactive_file`` and so on."""
 
 
 def rank(environ: Mapping[str, str]) -> int:
@@ -57,11 +58,23 @@ def parts_of_machine(environ: Mapping[str, str], sharing_ranks: int = 1) -> floa
     return max(1.0, local_ranks(environ) / max(1, sharing_ranks))
 
 
+def parts_of_cpus(environ: Mapping[str, str], sharing_ranks: int = 1) -> float:
+    """Return the number of equal parts into which the CPUs of this process's affinity are divided, at least 1.
+
+    It is `parts_of_machine`, but 1 where Slurm has bound each rank to CPUs of its own (``--cpus-per-task``).
+    """
+    bound = _first(environ, ("SLURM_CPUS_PER_TASK",), 0)
+    return 1.0 if len(affinity()) <= bound else parts_of_machine(environ, sharing_ranks)
+
+
+def affinity() -> Collection[int]:
+    """Return the numbers of the CPUs on which this process may run."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+
+
 def usable_cpus() -> float:
     """Return the CPUs that this process may use: the CPUs of its affinity, and at most the cgroup's quota."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cpus = float(len(affinity(0)) if affinity else os.cpu_count() or 1)
-    quota = cgroup_cpus()
+    cpus, quota = float(len(affinity())), cgroup_cpus()
     return cpus if quota is None else min(cpus, quota)
 
 
@@ -73,8 +86,8 @@ def static_worker_count(cpus: float | None = None, ranks: int | None = None) -> 
 def rank_cpus(cpus: float | None = None, ranks: int | None = None) -> int:
     """Return the number of whole CPUs of this rank, at least 1."""
     cpus = usable_cpus() if cpus is None else cpus
-    ranks = local_ranks(os.environ) if ranks is None else ranks
-    return max(1, math.floor(cpus / ranks))
+    parts = parts_of_cpus(os.environ) if ranks is None else ranks
+    return max(1, math.floor(cpus / parts))
 
 
 # -- cgroups -----------------------------------------------------------------------------------------------------------
@@ -96,7 +109,7 @@ def _granted(quota: str = "", period: str = "") -> float | None:
 
 
 def cgroup_memory(root: Path = _ROOT, proc_self_cgroup: str | None = None) -> int | None:
-    """Return the bytes that the cgroup may still take, its inactive file cache included; None without a limit."""
+    """Return the bytes that the cgroup may still take, with file cache that it can give up; None without a limit."""
     rooms = [
         _room(place, *names)
         for place in _folders(root, "memory", proc_self_cgroup)
@@ -110,8 +123,9 @@ def _room(place: Path, limit_name: str, usage_name: str) -> int | None:
     if not limit.isdigit() or int(limit) >= _UNLIMITED or not usage.isdigit():
         return None
     pairs = (line.partition(" ") for line in _text(place / "memory.stat").splitlines())
-    inactive = next((int(value) for name, _, value in pairs if name in _INACTIVE), 0)
-    return max(0, int(limit) - int(usage) + inactive)
+    found = {name: int(value) for name, _, value in pairs if name.removeprefix("total_") in _CACHED}
+    cached = sum(found.get(f"total_{name}", found.get(name, 0)) // part for name, part in _CACHED.items())
+    return max(0, int(limit) - int(usage) + cached)
 
 
 def _folders(root: Path, controller: str, proc_self_cgroup: str | None) -> Iterator[Path]:

@@ -33,12 +33,15 @@ from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import Reading
 from dpex.measure.settings import INLINE, LOCAL
 from dpex.system.clock import Clock, monotonic
-from dpex.system.cpus import cgroup_cpus, cgroup_memory, parts_of_machine, usable_cpus
+from dpex.system.cpus import affinity, cgroup_cpus, cgroup_memory, parts_of_cpus, usable_cpus
 
 OTHERS_EVERY_S = 0.5
 """Seconds between readings of CPU times. The kernel counts in ticks of 10 ms, which is too coarse for shorter times."""
 OTHERS_FIRST_S = 0.1
 """Seconds until the first reading, which is less precise."""
+WITHIN = 0.5
+"""A period tells of other programs if the training loop was in passes for at least this part of it. Otherwise it may
+have been validating, and the workers of another loader are no other programs."""
 MEMORY_EVERY_S = 1.0
 """Seconds between readings of the free memory."""
 WORKER_EVERY_S = 5.0
@@ -207,10 +210,6 @@ def _spent_s(pids: Iterable[int]) -> float:
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _affinity() -> Collection[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-
-
 def private_bytes(pids: Collection[int]) -> float:
     """Return the median private memory of the first `_MOST_READ` of these processes (the lower median); 0: unknown."""
     found = []
@@ -248,16 +247,17 @@ def cpu_used(pids: Iterable[int]) -> CpuUse | None:
     """
     if sys.platform == "linux" and cgroup_cpus() is None:
         with contextlib.suppress(OSError, ValueError, IndexError):  # /proc may be closed to this process
-            return CpuUse(busy_s(_affinity()), _spent_s(pids))
+            return CpuUse(busy_s(affinity()), _spent_s(pids))
     return None
 
 
-def others_s(now: CpuUse, before: CpuUse, parts: float) -> float:
+def others_s(now: CpuUse, before: CpuUse, parts: float, own_s: float = 0.0) -> float:
     """Return the CPU seconds of other programs on this rank's part of the machine, which has ``parts`` equal parts.
 
-    The other parts are assumed to be used as much as this one, because they run the same program.
+    ``own_s``: At least so many are of this process and its workers. A worker that has ended is missing in ``now``. The
+    other parts are assumed to be used as much as this one, because they run the same program.
     """
-    return max(0.0, now.all_s - before.all_s - (now.own_s - before.own_s) * parts) / parts
+    return max(0.0, now.all_s - before.all_s - max(own_s, now.own_s - before.own_s) * parts) / parts
 
 
 # -- between two moments -----------------------------------------------------------------------------------------------
@@ -283,18 +283,20 @@ class MachineCounts:
         """Return ``seconds`` as a fraction, 0 to 1, of the time between the counts ``since`` and these counts."""
         return min(1.0, max(0.0, seconds) / max(1e-6, self.at - since.at))
 
-    def completed(self, found: Reading, since: MachineCounts, cpu_part: float, queued_part: float = 1.0) -> Reading:
+    def completed(
+        self, found: Reading, since: MachineCounts, cpu_part: float, queued_part: float = 1.0, workers_s: float = 0.0
+    ) -> Reading:
         """Return ``found``, the reading between these counts and earlier ones, with the CPU time of that period.
 
         ``cpu_part``, ``queued_part``: The parts of this process's CPU time, and of the training thread's time on run
-        queues, that belong to passes.
+        queues, that belong to passes. ``workers_s``: CPU seconds of local workers for batches of that period.
         """
         lived_s, ran = max(1e-6, self.at - since.at), self.queued.since(since.queued)
         makers = {INLINE: ran.here, LOCAL: ran.workers}
         others: dict[str, Any] = {}
         if self.used is not None and since.used is not None:
-            parts = parts_of_machine(os.environ, found.sharing_ranks)
-            others = {"others_s": others_s(self.used, since.used, parts), "others_over_s": lived_s}
+            parts, own_s = parts_of_cpus(os.environ, found.sharing_ranks), self.cpu_s - since.cpu_s + workers_s
+            others = {"others_s": others_s(self.used, since.used, parts, own_s), "others_over_s": lived_s}
         return replace(
             found,
             trainer_cpu_s=max(0.0, self.cpu_s - since.cpu_s) * cpu_part,
@@ -337,8 +339,9 @@ class MachineMeter:
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock = clock
-        self._parts = parts_of_machine(os.environ)
+        self._parts = parts_of_cpus(os.environ)
         self._usable = usable_cpus()
+        self._within_s = 0.0
         self._others_s = self._others_over_s = 0.0
         self._others_at = -math.inf
         self._used: CpuUse | None = None
@@ -352,12 +355,16 @@ class MachineMeter:
     def cpus(self) -> float:
         return max(0.5, self._usable / self._parts)
 
-    def counts(self, pids: Collection[int], workers: int = 0, sharing_ranks: int = 1) -> dict[str, Any]:
+    def counts(
+        self, pids: Collection[int], workers: int = 0, sharing_ranks: int = 1, seconds: float = math.inf
+    ) -> dict[str, Any]:
         """Return the fields of `Reading` about the machine. Other programs' times span the latest two readings.
 
-        ``pids``: The processes of the local workers, which may outnumber ``workers``.
+        ``pids``: The processes of the local workers, which may outnumber ``workers``. ``seconds``: The training loop's
+        time in passes since the last call. While another loader's pass runs, its workers are no other programs.
         """
-        now, self._parts = self._clock(), parts_of_machine(os.environ, sharing_ranks)
+        now, self._parts = self._clock(), parts_of_cpus(os.environ, sharing_ranks)
+        self._within_s += seconds
         if now - self._others_at >= (OTHERS_EVERY_S if self._others_over_s else OTHERS_FIRST_S):
             self._measure_others(now, frozenset(pids))
         if now - self._memory_at >= MEMORY_EVERY_S:
@@ -388,8 +395,9 @@ class MachineMeter:
         used = cpu_used(pids)
         if used is None:
             return
-        if self._used is not None and not self._pids - pids:  # the CPU time of workers that ended is unknown
-            seconds = now - self._others_at
+        seconds = now - self._others_at
+        is_known = self._used is not None and not self._pids - pids  # the CPU time of workers that ended is unknown
+        if self._used is not None and is_known and self._within_s >= WITHIN * seconds:
             self._others_s = min(self.cpus * seconds, others_s(used, self._used, self._parts))
             self._others_over_s = seconds
-        self._used, self._pids, self._others_at = used, pids, now
+        self._used, self._pids, self._others_at, self._within_s = used, pids, now, 0.0

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpex.schedule.names import encodable
+from dpex.system.cpus import rank
 from dpex.system.directories import make_directory, open_directory, read_file, write_file
 
 _NAME = re.compile(r"dpex-(?P<node>.+)-(?P<pid>\d+)-(?P<started>\d+)\.json")
@@ -25,7 +26,7 @@ _SAME = 200
 
 def identity(environment: Mapping[str, str]) -> dict[str, str]:
     """Return ``run_id``, ``rank`` and ``node`` of this process. Ranks share a ``run_id`` if the launcher sets one."""
-    found = {"run_id": _run_id(environment), "rank": environment.get("RANK", "0"), "node": socket.gethostname()}
+    found = {"run_id": _run_id(environment), "rank": str(rank(environment)), "node": socket.gethostname()}
     return {name: encodable(value) for name, value in found.items()}
 
 

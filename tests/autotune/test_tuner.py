@@ -30,7 +30,7 @@ from dpex.measure.settings import Settings
 from dpex.options import WorkerConfig
 from dpex.pools.ray.room import RemoteRoom
 from dpex.pools.ray.shares import Claim
-from dpex.system.meter import MachineMeter, busy_s, cpu_used
+from dpex.system.meter import CpuUse, MachineMeter, busy_s, cpu_used, others_s
 
 QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)
 ENDLESS = 10**7
@@ -337,3 +337,26 @@ def test_the_machine_is_read() -> None:
     assert 0 <= found.others <= found.cpus
     assert found.others_over_s == 1.0
     assert found.memory_free
+
+
+@pytest.mark.parametrize(("within_s", "others"), [(1.0, 2.0), (60.0, 0.5)])
+def test_workers_of_a_validation_are_no_other_programs(
+    within_s: float, others: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, used = ManualClock(), [CpuUse(100.0, 10.0)]
+    monkeypatch.setattr("dpex.system.meter.cpu_used", lambda pids: used[0])
+    meter = MachineMeter(clock)
+    meter._usable = 8.0
+    meter.counts([])
+    clock.advance(1.0)
+    used[0] = CpuUse(103.0, 11.0)
+    assert Reading(**meter.counts([], seconds=1.0)).others == 2.0
+    clock.advance(60.0)  # of which the training loop was in passes for ``within_s``
+    used[0] = CpuUse(143.0, 21.0)
+    assert Reading(**meter.counts([], seconds=within_s)).others == others
+
+
+def test_cpu_time_of_workers_that_ended_is_not_that_of_others() -> None:
+    before, now = CpuUse(100.0, 60.0), CpuUse(110.0, 20.0)
+    assert others_s(now, before, 1.0) == 10.0
+    assert others_s(now, before, 1.0, own_s=8.0) == 2.0

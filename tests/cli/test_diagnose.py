@@ -113,6 +113,40 @@ def test_a_loader_of_dpexs_class_is_reported_on_too(workers: int, tmp_path: Path
     assert [path.name for path in tmp_path.glob("*.html")] == ["out.html"]
 
 
+def test_loaders_made_anew_count_as_one_and_others_apart(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "from torch.utils.data import DataLoader\n"
+        "def read(samples):\n"
+        "    for _ in DataLoader(range(samples), num_workers=1, batch_size=2):\n"
+        "        pass\n"
+        "if __name__ == '__main__':\n"
+        "    for epoch in range(3):\n"
+        "        read(200)\n"
+        "        read(20)\n"
+    )
+    done = dpex("diagnose", "--json", "{rank}.json", "script.py", cwd=tmp_path)
+    found = [json.loads((tmp_path / name).read_text())["facts"] for name in ("0.json", "0-2.json")]
+    assert [(one["batches"], one["passes"]) for one in found] == [(300, 3), (30, 3)]
+    assert "300 batches" in done.stderr
+
+
+def test_a_loader_of_dpexs_class_is_told_how_it_is_tuned(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import time\n"
+        "from dpex import DpexDataLoader\n"
+        "class Slow:\n"
+        "    def __len__(self):\n"
+        "        return 200\n"
+        "    def __getitem__(self, index):\n"
+        "        time.sleep(0.01)\n"
+        "        return index\n"
+        "if __name__ == '__main__':\n"
+        "    list(DpexDataLoader(Slow(), num_workers=1, batch_size=2))\n"
+    )
+    done = dpex("diagnose", "script.py", cwd=tmp_path)
+    assert done.stderr.endswith("during training, give the DpexDataLoader num_workers='auto'.\n")
+
+
 @pytest.mark.long
 def test_the_folder_of_a_report_is_made(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "x.json"

@@ -18,6 +18,7 @@ CASES = {
     "a signal": ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
     "its own hook": ("import sys\nsys.excepthook = lambda kind, value, tb: print('hook', value)\n1 / 0", 1),
     "atexit": ("import atexit\nx = 5\natexit.register(lambda: print('x is', x))", 0),
+    "a broken pipe": ("raise BrokenPipeError(32, 'Broken pipe')", 1),
     "stdin": ("import sys; print(sys.stdin.read().upper())", 0),
     "its path": ("import sys; print(sys.argv, sys.path[0], __file__)", 0),
     "what it is": (

@@ -57,10 +57,12 @@ def test_the_tracker_writes_and_prints(capsys: pytest.CaptureFixture[str]) -> No
     prepared = accelerator.prepare(loader)
     tracker.watch(serve(prepared, like=loader))
     assert total(prepared) == 64
+    accelerator.log({"loss": 1.0})
     accelerator.log({"loss": 1.0}, step=16)
+    accelerator.log({"loss": 1.0})
     accelerator.end_training()
-    ((values, step),) = kept
-    assert step == 16
+    values = kept[0][0]
+    assert [step for _, step in kept] == [0, 16, 2]
     assert 0 < values["dpex/tracked/wait_ratio"] <= 1
     assert values["dpex/tracked/batches_per_s"] > 0
     assert "dpex diagnosis of tracked" in capsys.readouterr().out

@@ -48,6 +48,9 @@ def test_figures_are_those_since_the_last_call(kind: Any) -> None:
         pass
     log(21)
     assert writer.kept["dpex/train/batches_per_s", 21] > 0
+    log(22)  # such as after a validation
+    assert ("dpex/train/workers", 22) in writer.kept
+    assert ("dpex/train/batches_per_s", 22) not in writer.kept
 
 
 def test_a_logger_of_lightning_has_them_in_its_file(tmp_path: Path) -> None:

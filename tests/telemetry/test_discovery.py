@@ -273,10 +273,11 @@ def test_foreign_fifos_links_and_folders_are_ignored(tmp_path: Path) -> None:
     [
         ({"DPEX_RUN_ID": "mine", "SLURM_JOB_ID": "5", "RANK": "2"}, "mine", "2"),
         ({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "5"}, "5", "0"),
+        ({"SLURM_JOB_ID": "5", "SLURM_PROCID": "3"}, "5", "3"),
         ({"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "a", "MASTER_PORT": "29500", "RANK": "1"}, "a-29500", "1"),
         ({}, f"{NODE}-{os.getpid()}-{started_at(os.getpid())}", "0"),
     ],
-    ids=["named", "slurm", "torchrun", "alone"],
+    ids=["named", "slurm", "srun", "torchrun", "alone"],
 )
 def test_who_a_process_says_it_is(environment: dict[str, str], run_id: str, rank: str) -> None:
     assert identity(environment) == {"run_id": run_id, "rank": rank, "node": NODE}

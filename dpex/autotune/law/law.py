@@ -251,10 +251,11 @@ class Law:
         return min(wanted[LOCAL], most[LOCAL]), min(wanted[REMOTE], most[REMOTE])
 
     def _limits_of_waiting(self) -> Limits:
-        """Return the limits, including `AutotuneConfig.max_waiting`."""
+        """Return the limits, including `AutotuneConfig.max_waiting`, or one worker per CPU if that is more."""
         assert self.model is not None
         hard = self.model.limits
-        return replace(hard, local=min(hard.local, max(self.config.max_waiting, hard.least_local)))
+        most = max(self.config.max_waiting, int(self.model.cpus), hard.least_local)
+        return replace(hard, local=min(hard.local, most))
 
     def _widen(self, window: Reading) -> Decision | None:
         """Return a probe or a larger prefetch, because the model knows no better number of workers."""

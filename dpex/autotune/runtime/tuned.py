@@ -47,11 +47,18 @@ class Tuned:
         return {"dpex_tuned": VERSION, **asdict(self)}
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Write a file for ``AutotuneConfig(start=file)``. ``{rank}`` in its name becomes the rank of this process."""
-        Path(filled_in(os.fspath(file), os.environ)).write_text(json.dumps(self.as_dict()) + "\n")
+        """Write a file for ``AutotuneConfig(start=file)``.
+
+        ``{rank}`` in its name becomes the rank of this process, and ``~`` the home directory.
+        """
+        Path(filled_in(os.fspath(file), os.environ)).expanduser().write_text(json.dumps(self.as_dict()) + "\n")
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of a `DpexDataLoader` that keeps these settings and draws the same random numbers."""
+        """Return the arguments of a `DpexDataLoader` with these numbers of workers and the same random numbers.
+
+        Its prefetch is the next multiple of the number of workers. With remote workers the seeding is ``"batch"``; give
+        ``distribute_mode=True`` beside these arguments.
+        """
         if not self.remote:
             return {**self.torch_arguments(), "seeding": self.seeding}
         fixed: dict[str, Any] = {
@@ -62,7 +69,9 @@ class Tuned:
 
     def torch_arguments(self) -> dict[str, Any]:
         """Return the nearest arguments of PyTorch's loader, which has only local workers."""
-        factor = math.ceil(self.prefetch / max(1, self.local + self.remote))
+        if not self.settings.workers:
+            return {"num_workers": 0}
+        factor = math.ceil(self.prefetch / self.settings.workers)
         return {"num_workers": max(1, self.local), "prefetch_factor": factor}
 
 

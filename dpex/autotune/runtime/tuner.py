@@ -32,7 +32,7 @@ from dpex.autotune.types import Decision, Reason, Room, RoomFound, RoomWanted
 from dpex.measure.reading import EngineReport, Reading
 from dpex.measure.settings import LOCAL, REMOTE, WORKER_POOLS, Settings
 from dpex.system.clock import Clock, monotonic
-from dpex.system.cpus import local_ranks, parts_of_machine, usable_cpus
+from dpex.system.cpus import local_ranks, parts_of_cpus, parts_of_machine, usable_cpus
 from dpex.system.gpu.nvml import process_gpus
 from dpex.system.meter import MachineMeter, free_memory
 
@@ -48,10 +48,11 @@ def cold_start(cpus: float | None = None, ranks: int | None = None, memory: floa
         memory: Free bytes of the machine; None: read from the system.
     """
     cpus = usable_cpus() if cpus is None else cpus
+    parts = parts_of_cpus(os.environ) if ranks is None else ranks
     ranks = local_ranks(os.environ) if ranks is None else ranks
     memory = free_memory() if memory is None else memory
     share = AutotuneConfig().memory_share
-    return initial_settings(Limits(), cpus / ranks, memory=None if memory is None else share * memory / ranks)
+    return initial_settings(Limits(), cpus / parts, memory=None if memory is None else share * memory / ranks)
 
 
 class Tunable(Protocol):
@@ -249,7 +250,7 @@ class Tuner:
         """
         assert self._machine is not None
         local = window.local
-        machine = self._machine.counts(window.pids, local.running, local.sharing_ranks)
+        machine = self._machine.counts(window.pids, local.running, local.sharing_ranks, window.seconds)
         free = machine["memory_free"]
         if free is not None:
             batches = window.ready + min(window.in_flight, local.running + window.remote.running)

@@ -26,7 +26,7 @@ from dpex.errors import ShareError
 from dpex.measure.settings import LOCAL
 from dpex.pools.local.forking import UNKNOWN_EXIT, forget_handlers, fork_helper
 from dpex.pools.share.meeting import Facts, MeetingPlace, facts_of
-from dpex.system.cpus import rank
+from dpex.system.cpus import rank, ranks
 from dpex.transport.arena import forget_inherited
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class Share:
 
     def key(self, environment: Mapping[str, str]) -> str:
         """Return the key that trainings must have in common to meet: name, pass, and the rank's part of the data."""
-        ranks = environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1")
-        part = ranks if self.rank is None else ("group", str(self.rank))
+        of_job = str(rank(environment)), str(ranks(environment))
+        part = of_job if self.rank is None else ("group", str(self.rank))
         return "\n".join((self.name, str(self.passes_before), *part))
 
     def open(self, plan: WorkerPlan, first_workers: int, context: Any) -> RemotePool:

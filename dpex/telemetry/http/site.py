@@ -137,8 +137,8 @@ class Site:
     def _misdirected(self, host: str | None) -> Answer:
         text = (
             f"this endpoint is not known as {str(host)[:MOST_SHOWN]!r}. Ask for it by its address, or add the name to "
-            f"{HOSTS_VARIABLE} in the environment of the training process (names separated by commas; .example.org for "
-            "a whole domain; * for any name)"
+            f"MetricsConfig(allowed_hosts=[...]) or, without that, to {HOSTS_VARIABLE} in the environment of the "
+            "training process (names separated by commas; .example.org for a whole domain; * for any name)"
         )
         if is_first("metrics: a request was refused"):
             logger.warning("metrics: a request was refused: %s", text)

@@ -30,6 +30,9 @@ def test_it_prints_pickles_and_goes_into_json_and_files(tmp_path: Path, monkeypa
     forms = (FOUND, json.loads(json.dumps(FOUND.as_dict())), str(tmp_path / "found-{rank}.json"))
     assert [start_of(AutotuneConfig(start=form)) for form in forms] == [FOUND] * 3
     assert start_of(AutotuneConfig()) is None
+    monkeypatch.setenv("HOME", str(tmp_path))
+    FOUND.save("~/home.json")
+    assert start_of(AutotuneConfig(start="~/home.json")) == FOUND
 
 
 def test_a_loader_begins_there_within_its_limits() -> None:
@@ -49,6 +52,9 @@ def test_its_arguments_fix_the_same_numbers() -> None:
     assert (fixed.num_workers, fixed.prefetch_factor, fixed.seeding) == (6, 7, "batch")
     torchs: DataLoader[Any] = DataLoader(data, **FOUND.torch_arguments())  # type: ignore[arg-type]
     assert (torchs.num_workers, torchs.prefetch_factor) == (6, 7)
+    inline: DpexDataLoader[Any] = DpexDataLoader(data)
+    assert DpexDataLoader(data, **inline.tuned.arguments()).num_workers == 0
+    assert start_of(AutotuneConfig(start=inline.tuned)) == inline.tuned
     config = Tuned(local=2, remote=8, prefetch=64).arguments()["autotune"]
     assert (config.min_local, config.max_local, config.min_remote, config.max_remote) == (2, 2, 8, 8)
 

@@ -30,7 +30,7 @@ class Machine:
     def __init__(self, **known: Any) -> None:
         self.known = {"cpus": 8.0, **known}
 
-    def counts(self, pids: object, running: int = 0, ranks: int = 1) -> dict[str, Any]:
+    def counts(self, pids: object, running: int = 0, ranks: int = 1, seconds: float = 0.0) -> dict[str, Any]:
         return {"memory_free": None, "worker_bytes": 0.0, **self.known}
 
 

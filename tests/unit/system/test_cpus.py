@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from dpex.system import cpus
-from dpex.system.cpus import cgroup_cpus, cgroup_memory, local_ranks, parts_of_machine, static_worker_count, usable_cpus
+from dpex.system.cpus import (
+    affinity,
+    cgroup_cpus,
+    cgroup_memory,
+    local_ranks,
+    parts_of_cpus,
+    parts_of_machine,
+    static_worker_count,
+    usable_cpus,
+)
 
 
 def write(root: Path, place: str, text: str) -> None:
@@ -69,13 +78,16 @@ def test_memory(tmp_path: Path) -> None:
     for place, limit in (("", "max"), ("a/", "2000"), ("a/b/", "9000")):
         write(tmp_path, f"{place}memory.max", f"{limit}\n")
         write(tmp_path, f"{place}memory.current", "1500\n")
-        write(tmp_path, f"{place}memory.stat", "anon 5\ninactive_file 70\n")
+        write(tmp_path, f"{place}memory.stat", "anon 5\ninactive_file 70\nactive_file 60\n")
     for place, limit in (("", 1 << 62), ("docker/", 1000)):
         write(tmp_path, f"memory/{place}memory.limit_in_bytes", f"{limit}\n")
         write(tmp_path, f"memory/{place}memory.usage_in_bytes", "1500\n")
-    assert cgroup_memory(tmp_path, "0::/a/b\n") == 2000 - 1500 + 70
+    assert cgroup_memory(tmp_path, "0::/a/b\n") == 2000 - 1500 + 70 + 30
     assert cgroup_memory(tmp_path, "0::/\n") is None
     assert cgroup_memory(tmp_path, "5:memory:/docker\n") == 0
+    own = "inactive_file 0\nactive_file 0\ntotal_inactive_file 900\ntotal_active_file 200\n"
+    write(tmp_path, "memory/docker/memory.stat", own)
+    assert cgroup_memory(tmp_path, "5:memory:/docker\n") == 1000 - 1500 + 900 + 100
     assert cgroup_memory(tmp_path, "5:memory:/\n") is None
 
 
@@ -100,6 +112,13 @@ def test_memory(tmp_path: Path) -> None:
 )
 def test_local_ranks(environ: dict[str, str], ranks: int) -> None:
     assert local_ranks(environ) == ranks
+
+
+def test_cpus_to_which_slurm_has_bound_a_rank_are_its_own() -> None:
+    ranks = {"SLURM_NTASKS_PER_NODE": "4"}
+    assert parts_of_cpus(ranks) == 4
+    assert parts_of_cpus(ranks | {"SLURM_CPUS_PER_TASK": str(len(affinity()) - 1)}) == 4
+    assert parts_of_cpus(ranks | {"SLURM_CPUS_PER_TASK": str(len(affinity()))}) == 1
 
 
 @pytest.mark.parametrize(("sharing", "parts"), [(1, 8), (4, 2), (8, 1), (16, 1)])

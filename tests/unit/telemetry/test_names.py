@@ -104,7 +104,7 @@ def test_an_announcement(tmp_path: Path, name: str) -> None:
     labels = identity({"DPEX_RUN_ID": name, "RANK": name})
     Announcement(tmp_path, "127.0.0.1:9", labels)
     (target,) = targets(tmp_path)
-    assert (target.labels["run_id"], target.labels["rank"]) == (encodable(name), encodable(name))
+    assert (target.labels["run_id"], target.labels["rank"]) == (encodable(name), "0")
 
 
 def test_a_trace(tmp_path: Path) -> None:

@@ -57,6 +57,12 @@ def test_a_jump_is_bounded() -> None:
     assert (first.reason, first.new.local) == ("too few", CONSTANTS.jump * 8)
 
 
+def test_work_that_computes_gets_a_worker_for_each_of_many_cpus() -> None:
+    loader = TunedLoader(1.0, 0.01, cpus=128.0, cpu_s=1.0)
+    loader.run(120.0)
+    assert AutotuneConfig().max_waiting < 100 <= loader.workers <= 128
+
+
 def test_nothing_is_changed_where_the_loop_does_not_wait() -> None:
     assert {decision.reason for decision in TunedLoader(0.02, 0.02).run(60.0)} <= {"too many"}
 
