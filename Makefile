@@ -1,4 +1,4 @@
-# Each target first makes .venv where it is missing, but for test-gpu. `make demo` installs less than the others.
+# Each target but help, clean, test-gpu and gpu-proof first makes .venv where it is missing. `make demo` installs less.
 
 PYTHON ?= python3
 VENV ?= .venv

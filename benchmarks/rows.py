@@ -30,7 +30,7 @@ Kind = Literal["local", "start", "remote", "loaders", "training", "readme"]
 class Row:
     """One row.
 
-    kind: "local": torch and dpex with many numbers of workers, and the rivals of that environment. "start": the first
+    kind: "local": torch and dpex with many numbers of workers. "start": the first
     batch. "remote": workers on a second raylet. "loaders": the contestants named in ``plan``, torch, dpex and rivals,
     with their memory, and asynchronous forms of the dataset. "training": a whole training, which with a GPU trains
     ResNet-50. "readme": PyTorch with a sweep of its workers beside "auto", each with the same window, and the

@@ -6,7 +6,7 @@
     ├── ShippingError(TypeError)         The dataset, or an object sent with it, cannot be pickled for a worker.
     ├── StateError(ValueError)           A state of a loader cannot be read, or belongs to another loader.
     ├── WorkerDiedError(RuntimeError)    A worker ended, and its work could not be made again.
-    ├── SampleTimeoutError(RuntimeError)  A sample took longer than ``SamplePolicy.timeout_s`` in two workers.
+    ├── SampleTimeoutError(RuntimeError)  A sample took longer than ``SamplePolicy.timeout_s``.
     ├── TooManySampleErrors(RuntimeError)  More samples failed than ``SamplePolicy.max_errors`` allows.
     ├── BatchTimeoutError(RuntimeError)  No batch came within ``timeout``; a later ``next()`` may return it.
     ├── IteratorClosedError(RuntimeError)  The iterator was closed, or belongs to the parent process.
@@ -63,7 +63,10 @@ class WorkerDiedError(DpexError, RuntimeError):
 
 
 class SampleTimeoutError(DpexError, RuntimeError):
-    """A sample took longer than ``SamplePolicy.timeout_s`` in two workers; the message has its index and stack."""
+    """A sample took longer than ``SamplePolicy.timeout_s``; the message has its index.
+
+    It took so long in two workers, and the message has its stack, or it is a sample of an asynchronous dataset.
+    """
 
 
 class TooManySampleErrors(DpexError, RuntimeError):  # noqa: N818  (the plural: errors are too many)

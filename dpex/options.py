@@ -56,8 +56,9 @@ class WorkerConfig:
         memory_budget: The maximum number of bytes of batches in flight, as a number or as a text such as "2G" (powers
             of 1000) or "2GiB" (powers of 1024). A batch is in flight from its assignment to a worker until its
             delivery. Until it is finished, dpex assumes the size of the largest batch so far. Larger batches may exceed
-            the limit, by two batches for each local worker and four for each remote worker. A single batch may be
-            larger than the limit. None: only the prefetch limits the batches in flight.
+            the limit, by two batches for each local worker, four for each remote worker, and the batches that a worker
+            of an asynchronous dataset makes at the same time. A single batch may be larger than the limit. None: only
+            the prefetch limits the batches in flight.
         share: The name under which trainings of this machine share batches, for example a sweep of learning rates. Each
             batch is made once for all trainings that read the same data with the same seeds and order. It needs
             ``seeding="batch"`` (then the default), a map-style dataset and workers. All trainings together have as many
@@ -68,8 +69,8 @@ class WorkerConfig:
         share_bytes: The maximum number of bytes of batches that are kept for slower trainings. None: 1 GiB, or 256 MiB
             with ``share_rank``.
         snapshot_every_n_steps: Batches between two states that a worker reports for ``state_dict()``, under
-            ``seeding="worker"`` or for a dataset with a ``state_dict``. None: every quarter of a second. A worker then
-            asks a dataset only after the first ``state_dict()`` or ``load_state_dict()`` of the loader.
+            ``seeding="worker"`` or for a dataset with a ``state_dict``. None: usually every quarter of a second. A
+            worker then asks a dataset only after the first ``state_dict()`` or ``load_state_dict()`` of the loader.
         share_objects: True lets forked workers read the strings, numbers, tuples, lists, dicts and sets of the dataset
             without copying them, on CPython 3.12 or later. False: each worker copies the objects that it reads.
         concurrency: The maximum number of samples of an asynchronous dataset (`AsyncDataset`) that a worker,
@@ -266,7 +267,7 @@ class MetricsConfig:
         host: The address to serve on. By default only this machine can reach it.
         directory: The directory in which this process announces itself to Prometheus (``file_sd``) and ``dpex top``.
             None: ``$DPEX_METRICS_DIR``, else ``dpex`` in ``$XDG_RUNTIME_DIR``, else ``dpex-<uid>`` in the directory for
-            temporary files. Only this user can read ``dpex-<uid>``.
+            temporary files, else ``dpex/metrics`` in ``$XDG_CACHE_HOME``. Only this user can read the last two.
         tls: The files for TLS. None: no TLS.
         allowed_hosts: Further host names that requests without TLS may use. ``.example.org`` is the domain with all
             subdomains, and ``*`` is any name. None: the names in ``$DPEX_METRICS_ALLOWED_HOSTS``, separated by commas.

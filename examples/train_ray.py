@@ -34,7 +34,8 @@ def train(config: dict[str, Any]) -> None:
     figures: dict[str, float] = {}
     log = log_to(lambda values, step: figures.update(values), served)
     for epoch in range(config["epochs"]):
-        prepared.sampler.set_epoch(epoch)
+        if hasattr(prepared.sampler, "set_epoch"):  # with several training workers
+            prepared.sampler.set_epoch(epoch)
         for images, labels in islice(prepared, config["limit"]):
             loss = nn.functional.cross_entropy(network(images), labels)
             optimizer.zero_grad()

@@ -27,8 +27,9 @@ HEAD = """
 
 This page is for maintainers of the tuner. It lists the constants of [the law](../explanation/tuning.md) that tunes
 `num_workers="auto"`, and the regret without each. No user needs to set them: [`AutotuneConfig`](python.md) has the
-settings that a user may want to change. Its `headroom=1` instead of 1.2 has regrets of 2.09 % and 8.54 % in the worlds
-below (`correlated-wait-strong`: 5.31 % instead of 0.58 %), and `wait_goal=0.001` instead of 0.01 has one of 2.09 %.
+settings that a user may want to change. Instead of 1.2, `AutotuneConfig(headroom=1)` has regrets of 2.09 % and 8.54 %
+in the worlds below (`correlated-wait-strong`: 5.31 % instead of 0.58 %). `wait_goal=0.001` instead of 0.01 has one of
+2.09 %.
 
 *Regret* is the share of the batches that was lost against the best fixed setting. It is a mean over simulated worlds:
 60 worlds from all sets, and 22 worlds in which growth may fail. In each row one constant is replaced by the value

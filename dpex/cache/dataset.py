@@ -62,17 +62,17 @@ def cached(
     """Return a dataset that prepares each sample of ``dataset`` once, and then reads it from a cache.
 
     The returned dataset, its loaders and their workers use the cache in all epochs. Other trainings of the user on the
-    machine share it if they give the same ``name`` and ``version``. Later runs read it if they give the same ``disk``
-    and ``version``. A node of a cluster has a cache of its own. The cache is in shared memory, and with ``disk`` in a
-    file as well. Samples that do not fit are prepared each time, and the log reports their share. Cached samples must
-    be the same in each epoch: put random augmentation into a dataset around the cached one.
+    machine share it if they give the same ``name`` and ``version``. Later runs read it if they give the same ``disk``,
+    ``version`` and ``name``. A node of a cluster has a cache of its own. The cache is in shared memory, and with
+    ``disk`` in a file as well. Samples that do not fit are prepared each time, and the log reports their share. Cached
+    samples must be the same in each epoch: put random augmentation into a dataset around the cached one.
 
     Args:
         dataset: A map-style dataset with a length. ``__getitem__`` or ``__getitems__`` loads its samples.
         memory: The maximum number of bytes of samples in shared memory on each machine, as a number or as a text such
             as "8GB". A table takes 24 bytes more per sample of the dataset. The memory is freed when the last process
-            that uses the cache ends. None: half of the free shared memory, divided by the number of training processes
-            on the machine if the cache has no ``name``. 0: no cache in memory.
+            that uses the cache ends. None: half of the free memory or shared memory, whichever is less, divided by the
+            number of training processes on the machine if the cache has no ``name``. 0: no cache in memory.
         disk: A folder on a local disk, for a cache that outlives the run. It needs ``version``.
         disk_budget: The maximum number of bytes on the disk. None: half of the free bytes.
         name: A name by which other trainings join the cache, such as the other ranks of a job. It needs ``version``.
@@ -83,7 +83,7 @@ def cached(
             nothing is cached; the samples on disk are set aside. No sample may draw from a global generator. The first
             samples of each process, and one in a thousand later, are prepared twice under different seeds.
         paths: Files and folders that the samples are made from, or one of them. Trainings share a cache only if the
-            sizes and modification times of these files are equal.
+            sizes and modification times of these files are equal. Without ``name`` and ``disk`` it has no effect.
 
     Returns:
         A map-style dataset. Attributes that it lacks are read from ``dataset``, and are set in ``dataset``. Its samples
@@ -93,8 +93,9 @@ def cached(
     Raises:
         OptionError: An argument has a wrong value. It is a ValueError.
         CacheError: A folder belongs to another user, was written by LMDB, or was set aside because of a random sample;
-            or a disk, shared memory or a limit of the process is too small. Later, reading a random sample raises it,
-            and so does setting an attribute to another value than the cached samples were prepared with.
+            or a disk, shared memory or a limit of the process is too small; or a path in ``paths`` is missing. Later,
+            reading a sample that is random or cannot be pickled raises it, and so does setting an attribute to another
+            value than the cached samples were prepared with.
 
     Examples:
         >>> import dpex

@@ -34,6 +34,14 @@ def store_room() -> int:
     return shared if free is None else min(shared, free)
 
 
+def how_to_enlarge() -> str:
+    """Return the remedy for a lack of `store_room`, in words: shared memory, or memory if less of it is free."""
+    found, free = os.statvfs(SHARED_MEMORY), free_memory()
+    if free is not None and free < found.f_bavail * found.f_frsize:
+        return "free some memory, or give disk="
+    return f"enlarge {SHARED_MEMORY} (docker run --shm-size=...), or give disk="
+
+
 def own_folder(folder: Path) -> None:
     """Make a folder for this user alone. Raises CacheError if other users own it or may write into it."""
     try:

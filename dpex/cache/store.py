@@ -331,14 +331,13 @@ class MemoryStore(Store):
         except OSError as error:
             raise CacheError(
                 f"shared memory has no room for the table of {self._samples} samples ({self._begins} bytes): "
-                f"{error.strerror}; enlarge {files.SHARED_MEMORY} (docker run --shm-size=...)"
+                f"{error.strerror}; {files.how_to_enlarge()}"
             ) from error
         free = files.store_room()
         if budget is not None and budget > free:
             logger.warning(
-                "memory=%s for a cache of %s, but only %s bytes of shared memory are free, so it takes at most these. "
-                "Enlarge %s (docker run --shm-size=...), or give disk=",
-                f"{budget:,}", name, f"{free:,}", files.SHARED_MEMORY
+                "memory=%s for a cache of %s, but only %s bytes are free, so it takes at most these. To keep more, %s",
+                f"{budget:,}", name, f"{free:,}", files.how_to_enlarge()
             )  # fmt: skip
         capacity = free // 2 if budget is None else min(budget, free)
         os.ftruncate(fd, self._begins + capacity)  # so that all of it can be mapped

@@ -69,13 +69,13 @@ class PoolReading(Record):
         how_to_read="Over dpex_network_sent_bytes_total: the share lost. Above 0.001 it slows long connections.",
     )
     sending_s: float = counter(
-        "Seconds in which a machine had data on its way to this one, added up over machines.",
+        "Seconds in which a machine had data on its way to this one; of several machines, their sum.",
         "seconds",
         metric="dpex_network_sending_seconds_total",
         how_to_read="Near one second per second and machine, the network is the limit of remote workers.",
     )
     round_trip_s: float = state(
-        "Round trip to a machine while no data is queued; the longest of all machines.",
+        "Round trip to a machine while no data is queued; of several machines, the longest.",
         "seconds",
         default=0.0,
         metric="dpex_network_round_trip_seconds",

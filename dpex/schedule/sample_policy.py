@@ -25,9 +25,11 @@ class SamplePolicy:
             failure is a warning; all are logged, counted (``stats().failed_samples``) and named in the diagnosis.
         max_errors: The maximum share of samples that may fail, from 0 to 1; 1 % by default. A larger share raises
             `TooManySampleErrors`. Ten failures are always allowed.
-        timeout_s: Seconds that loading a sample may take. A worker that takes longer is ended, with a warning that
-            shows its stack, and another worker makes the batch again. If the sample hangs again, ``on_error`` decides;
-            with ``"raise"`` the error is a `SampleTimeoutError`. With a limit, workers are processes. None: no limit.
+        timeout_s: Seconds that loading a sample may take; for ``__getitems__``, times the samples. A worker that takes
+            longer is ended, with a warning that shows its stack, and another worker makes the batch again. If the
+            sample hangs again, ``on_error`` decides; with ``"raise"`` the error is a `SampleTimeoutError`. A sample of
+            an asynchronous dataset that waits too long is cancelled, and ``on_error`` decides at once. With a limit,
+            workers are processes. None: no limit.
 
     Raises:
         OptionError: An option has an invalid value. It is a ValueError.

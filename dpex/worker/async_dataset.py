@@ -63,8 +63,9 @@ class AsyncDataset(Dataset[Any]):
         """Return what `decode` needs to make a sample, such as the bytes of a file. Await in this method alone.
 
         It may be called for many samples at the same time, in any order. Draw no random numbers here: a draw from a
-        generator of NumPy or torch fails the batch with a `UsageError`. Python's `random` is allowed, because clients
-        draw the pauses between retries from it, but the result must not depend on it.
+        generator of NumPy or torch fails this batch and all later ones of the worker with a `UsageError`. Python's
+        `random` is allowed, because clients draw the pauses between retries from it, but the result must not depend on
+        it.
 
         Args:
             index: The index of the sample, from the sampler.

@@ -108,18 +108,18 @@ seed_of_sample: contextvars.ContextVar[int | None] = contextvars.ContextVar("dpe
 def batch_seed() -> int:
     """Return the seed of the batch that is being made, to seed a dataset's own random generators.
 
-    Call it in the dataset, its transforms or the collate function. Under ``seeding="batch"`` the seed is a function of
-    the base seed, the epoch and the number of the batch alone: the same in any worker, on this machine or another. The
-    samples of a batch share it, so seed a generator with the index of the sample, too. Under ``seeding="worker"``,
-    and in the workers of PyTorch's DataLoader, it is the seed of the worker, which all its batches of an epoch share
-    (``get_worker_info().seed``).
+    Call it in the dataset, its transforms or the collate function. Under ``seeding="batch"`` the seed of a batch of a
+    map-style dataset is a function of the base seed, the epoch and the number of the batch alone: the same in any
+    worker, on this machine or another. The samples of a batch share it, so seed a generator with the index of the
+    sample, too. Under ``seeding="worker"``, for an iterable dataset, and in the workers of PyTorch's DataLoader, it is
+    the seed of the worker, which all its batches of an epoch share (``get_worker_info().seed``).
 
     Returns:
         A non-negative integer of 63 bits.
 
     Raises:
         UsageError: This process makes no batch at the moment, or makes batches without seeds (``num_workers=0`` with
-            ``seeding="worker"``). It is a RuntimeError.
+            ``seeding="worker"`` or an iterable dataset). It is a RuntimeError.
 
     Examples:
         >>> import numpy as np
@@ -157,8 +157,8 @@ def _why_none() -> str:
         )
     return (
         f"batch_seed() was called in process {os.getpid()} (thread {name!r}) while no batch that has a seed was being "
-        "made: call it in the dataset, its transforms or the collate function, and give the loader seeding='batch'; "
-        "under seeding='worker' batches that are made without workers have no seed"
+        "made: call it in the dataset, its transforms or the collate function, and give the loader seeding='batch', or "
+        "workers if the dataset is iterable: other batches that are made without workers have no seed"
     )
 
 

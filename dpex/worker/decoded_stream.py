@@ -70,8 +70,8 @@ def decode_in_workers(source: Iterable[Any], fn: Callable[[Any], Any]) -> Iterab
     decodes.
 
     Samples of ``source`` are pickled on their way to the worker that decodes them, so they should be small: compressed
-    bytes, names of files, text. Random numbers that ``fn`` draws depend only on the base seed, the epoch and the number
-    of the batch.
+    bytes, names of files, text. If other workers decode, random numbers that ``fn`` draws depend only on the base seed,
+    the epoch and the number of the batch.
 
     Args:
         source: An iterable dataset, or any object that can be iterated anew for each epoch. As with torch, it must

@@ -30,9 +30,8 @@ logger: logging.Logger = logging.getLogger("dpex")
 FORGOTTEN_S = 5.0
 """Seconds without a report after which a loader has no share. They span several reports, because one may be late."""
 GROWTH = 2
-"""A loader's claim is at most `GROWTH` times its requested workers, plus one, because the tuner at most doubles the
-workers at a time. So a share that a loader leaves unused goes to other loaders, and a share that it uses grows with its
-requests."""
+"""A loader's claim is at most `GROWTH` times its requested workers, plus one. So a share that a loader leaves unused
+goes to other loaders, and a share that it uses grows with its requests."""
 SAME = 0.1
 """Relative changes of a loader's useful workers up to this are ignored, so that noise moves no workers."""
 CAPACITY_S = 5.0

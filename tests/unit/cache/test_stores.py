@@ -147,7 +147,8 @@ def test_a_small_shared_memory_is_found_out_before(
     monkeypatch.setattr(files, "store_room", lambda: 300_000)
     store = MemoryStore(tmp_path / "own" / "key.samples", MANY, 8 << 30, "Data")
     assert store.stored().budget <= 300_000
-    assert "--shm-size" in caplog.text
+    assert "only 300,000 bytes are free" in caplog.text
+    assert "or give disk=" in caplog.text
     assert MemoryStore(tmp_path / "own" / "other.samples", MANY, None, "Data").stored().budget <= 150_000
 
 
