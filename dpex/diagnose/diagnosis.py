@@ -181,7 +181,7 @@ class DiagnosisSource:
             self.tuner.kernels = Reading()
 
     def diagnose(self, account: Reading | None = None) -> Diagnosis:
-        """Diagnose ``account``, by default all counts in ``book``. Takes 2 ms of CPU, and 1 ms per running worker."""
+        """Diagnose ``account``, by default all counts in ``book``. Takes 10 ms of CPU, and up to 6 ms per worker."""
         found = account or self.book.read()
         subject = replace(self.subject, private_bytes=private_bytes(found.pids))
         if self.tuner is not None:

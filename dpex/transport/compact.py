@@ -178,8 +178,8 @@ class _Buffer:
             return _mapped, (reduction.DupFd(self._fd), *facts)
         return _copied, (bytes(self._bytes), *facts)
 
-    def __del__(self) -> None:
-        os.close(self._fd)
+    def __del__(self, close: Any = os.close) -> None:  # at the exit of the interpreter `os` may be gone
+        close(self._fd)
 
 
 def _mapped(sent: Any, *facts: Any) -> _Buffer:

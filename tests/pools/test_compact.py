@@ -1,5 +1,7 @@
 """`dpex.compact` in workers of dpex's and of PyTorch's loader."""
 
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,3 +49,9 @@ def test_workers_map_the_buffer(loader: Any, method: str) -> None:
     assert [int(n) for labels, _, _ in batches for n in labels] == list(range(COUNT))
     assert [int(n) for _, places, _ in batches for n in places] == list(range(COUNT))
     assert all(bool(mapped.all()) for _, _, mapped in batches)
+
+
+def test_one_that_lives_to_the_end_of_the_program_ends_quietly() -> None:
+    script = "import dpex\nrows = dpex.compact([{'a': n} for n in range(1000)])\nread = lambda: rows[3]\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
