@@ -154,6 +154,11 @@ _RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
 assert {"trace", "start", "policy", *(row[0] for row in _RANGES)} == {field.name for field in fields(AutotuneConfig)}
 
 
+def most_waiting(config: AutotuneConfig, cpus: float) -> int:
+    """Return the most local workers that the tuner starts on ``cpus`` CPUs: ``max_waiting``, or one per CPU if more."""
+    return max(config.max_waiting, int(cpus))
+
+
 def limits_of(config: AutotuneConfig) -> Limits:
     """Return the limits that a configuration gives."""
     from dpex.autotune.constants import MOST_WORKERS

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dpex.autotune.config import most_waiting
 from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.law.model import Model, Start
 from dpex.autotune.limits import Limits
@@ -83,7 +84,7 @@ def _limits(facts: Facts, model: Model) -> Limits:
     """Return the most workers to advise: as many as one decision of the tuner can reach and the CPUs can serve."""
     now, here = model.now, model.local
     jump = int(max(CONSTANTS.jump_floor, CONSTANTS.jump * now.workers))
-    most = min(max(facts.config.max_waiting, int(facts.cpus)), jump)
+    most = min(most_waiting(facts.config, facts.cpus), jump)
     local = 0 if now.remote and not now.local else most
     if here.cpu_s > _COMPUTES * here.service_s:
         beside = 0 if is_full(facts) else math.ceil(facts.cpus * (here.service_s / here.cpu_s - 1.0) - _ROUNDING)

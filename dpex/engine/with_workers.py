@@ -25,7 +25,7 @@ from dpex.engine.samplers import draws_ahead_safely
 from dpex.measure.ledger import LastReading
 from dpex.measure.settings import LOCAL
 from dpex.profile.live_timer import is_switched_on
-from dpex.schedule.names import is_asynchronous, lanes
+from dpex.schedule.names import is_asynchronous, lanes, length_of
 from dpex.schedule.placement import Place
 from dpex.system.compiler import untraced
 from dpex.system.gpu.stall import SHARE, cuda_stall
@@ -100,7 +100,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
                 feed=feed,
                 gpu=cuda_stall(SHARE),
                 metered=observers.metrics is not None,
-                pass_batches=_length(self._index_sampler),
+                pass_batches=length_of(self._index_sampler) or 0,
                 lanes=lanes_of(loader),
                 is_tuned=observers.tuner is not None,
                 starts_anew=not self._persistent_workers,
@@ -303,14 +303,6 @@ def lanes_of(loader: Any) -> int:
     if not is_free or not draws_ahead_safely(sampler) or not is_asynchronous(loader.dataset):
         return 1
     return lanes(getattr(sampler, "batch_size", None) or 1, loader.worker_config.concurrency)
-
-
-def _length(sampler: Any) -> int:
-    """Return the number of batches of a pass; 0 if it is unknown."""
-    try:
-        return len(sampler)
-    except Exception:  # a sampler of the user may know it only while it is iterated
-        return 0
 
 
 @untraced

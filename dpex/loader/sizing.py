@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from dpex._torch import DatasetKind
-from dpex.autotune.config import AutotuneConfig, limits_of
+from dpex.autotune.config import AutotuneConfig, limits_of, most_waiting
 from dpex.errors import OptionError
 from dpex.loader.streams import Streams, describe_streams, launcher_environment, named_shards
 from dpex.measure.settings import KNOBS, LOCAL, REMOTE, WORKER_POOLS, Settings
@@ -200,8 +200,7 @@ class Sizing:
         known = start_of(config)
         if known is not None:
             # the tuner would keep a number above this limit, because no measurement shows that it is too large
-            most = max(config.max_waiting, int(rank_cpus()))
-            begin = replace(known.settings, local=min(most, known.local))
+            begin = replace(known.settings, local=min(most_waiting(config, rank_cpus()), known.local))
             begin = begin if is_ray_connected() else replace(begin, local=begin.local or 1, remote=0)
             begin = replace(self.untuned_settings(), prefetch=known.prefetch) if self.is_iterable else begin
             return replace(begin, **self._pins())

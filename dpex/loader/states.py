@@ -24,6 +24,7 @@ from dpex.errors import StateError
 from dpex.loader.sizing import Sizing
 from dpex.loader.streams import launcher_environment
 from dpex.measure.readable import plural
+from dpex.schedule.names import length_of
 from dpex.schedule.progress import LogicalPoint, ResumePoint, TicketRun, TicketRuns
 from dpex.schedule.sample_policy import LeavingOut
 from dpex.system.cpus import ranks
@@ -147,7 +148,7 @@ def identity_of(loader: BaseLoader[Any]) -> dict[str, Any]:
     samplers = [sampler for _, sampler in samplers_within(loader._index_sampler)]
     found = {
         "dataset": type(loader.dataset).__qualname__,
-        "samples": None if is_stream else _length(loader.dataset),
+        "samples": None if is_stream else length_of(loader.dataset),
         "ranks": plural(ranks(launcher_environment()), "rank") if is_stream else None,
         "drop_last": bool(loader.drop_last),
         "sampler": None if is_stream else " of ".join(type(one).__name__ for one in samplers),
@@ -156,13 +157,6 @@ def identity_of(loader: BaseLoader[Any]) -> dict[str, Any]:
         "seed": None if is_stream else _seeds(loader),
     }
     return found | _batch_size(loader)
-
-
-def _length(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except Exception:  # a dataset of the user may not know it
-        return None
 
 
 def _seeds(loader: BaseLoader[Any]) -> dict[str, int]:

@@ -37,6 +37,7 @@ from dpex.engine.snapshots import one_after_the_other
 from dpex.loader.served import BELOW_RUN, OF_WORKERS, StandIn, describe_loader, settings_of, stand_in_of, why_not_served
 from dpex.measure.readable import percent, rounded
 from dpex.measure.reading import Reading
+from dpex.schedule.names import length_of
 from dpex.system.compiler import untraced
 from dpex.system.cpus import rank
 
@@ -160,11 +161,11 @@ def add_to_report(loader: DataLoader[Any], proxy: DpexDataLoader[Any], options: 
     """Add a loader to the report. ``proxy``: The loader that made its iterator, which may be ``loader`` itself."""
     _report_at_exit(options)
     given, source = int(loader.num_workers), proxy._diagnosis_source()
-    kind = (type(loader.dataset), _length(loader.dataset), type(loader.sampler), loader.batch_size, given)
+    kind = (type(loader.dataset), length_of(loader.dataset), type(loader.sampler), loader.batch_size, given)
     same = [one for one in _served if one.loader() is loader]
     ended = [one for one in _served if one.loader() is None and one.kind == kind]
-    for served in same or ended:
-        served.continue_with(loader, source)
+    if known := same or ended:
+        known[0].continue_with(loader, source)
         return
     _served.append(
         Served(
@@ -178,13 +179,6 @@ def add_to_report(loader: DataLoader[Any], proxy: DpexDataLoader[Any], options: 
             source=source,
         )
     )
-
-
-def _length(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except Exception:  # a stream, or a length that the dataset cannot tell
-        return None
 
 
 def _rank() -> int:
@@ -299,9 +293,9 @@ def tuning_lines(options: RunOptions, served: Served, diagnosis: Diagnosis) -> l
     setting = diagnosis.recommendation
     if diagnosis.facts.is_tuned or setting is None or setting.kind not in TUNERS or not setting.settings.workers:
         return []
-    more = [] if diagnosis.facts.workers else ["--also-in-process"]
     if served.is_own:
         return ["To let dpex find and adapt this during training, give the DpexDataLoader num_workers='auto'."]
+    more = [] if diagnosis.facts.workers else ["--also-in-process"]
     command = shlex.join(["dpex", "run", *more, *options.script])
     return ["To let dpex find and adapt this during training, run:", f"  {command}"]
 

@@ -17,7 +17,7 @@ from dpex.errors import SampleTimeoutError, WorkerDiedError
 from dpex.measure.settings import LOCAL
 from dpex.schedule.events import NO_STATUS, Notice, Raise, WorkerGone
 from dpex.schedule.logical_workers import LogicalWorkers
-from dpex.schedule.placement import CRASHES_IN_A_ROW, Place, Placement
+from dpex.schedule.placement import Place, Placement, why_too_many_died
 from dpex.schedule.sample_policy import HANGS, leaving_out
 from dpex.schedule.schedule import Schedule, Ticket
 
@@ -127,10 +127,9 @@ class Failures:
         schedule.end_queue(logical)
 
     def _give_up_after_too_many(self, event: WorkerGone) -> None:
-        crashes = self._placement.pools.get(event.pool, NO_STATUS).crashes
-        if crashes > CRASHES_IN_A_ROW + self._placement.wanted.get(event.pool, 0):
-            text = f"{event.why}; {crashes} workers in a row died before they made a single batch"
-            self._placement.instructions.append(Raise(WorkerDiedError(text)))
+        placement, pool = self._placement, event.pool
+        if why := why_too_many_died(placement.pools.get(pool, NO_STATUS), placement.wanted.get(pool, 0)):
+            placement.instructions.append(Raise(WorkerDiedError(f"{event.why}; {why}")))
 
 
 def _warning_of_death(event: WorkerGone, again: int) -> Notice:

@@ -32,6 +32,17 @@ def attribute(thing: Any, name: str) -> Any:
         return None
 
 
+def length_of(thing: Any) -> int | None:
+    """Return ``len(thing)``, or None if there is no length or asking for it raises any exception.
+
+    A stream has none, and a sampler of the user may know its own only while it is iterated.
+    """
+    try:
+        return len(thing)
+    except Exception:
+        return None
+
+
 def is_a(thing: Any, kinds: type | tuple[type, ...]) -> bool:
     """Return True if ``thing`` is an instance of ``kinds``, and False if testing that raises any exception."""
     try:

@@ -328,9 +328,16 @@ class Placement:
         return back
 
 
+def why_too_many_died(status: PoolStatus, wanted: int) -> str:
+    """Return why a pool with ``wanted`` workers starts no more of them; "" if it does."""
+    if status.crashes <= CRASHES_IN_A_ROW + wanted:
+        return ""
+    return f"{status.crashes} workers in a row died before they made a single batch"
+
+
 def _why_none_can_come(name: str, status: PoolStatus, wanted: int) -> str:
-    if status.crashes > CRASHES_IN_A_ROW + wanted and not status.requested:  # the pool starts no more
-        return f"{status.crashes} workers in a row died before they made a single batch"
+    if not status.requested and (why := why_too_many_died(status, wanted)):
+        return why
     if status.failed is None and status.most == 0:
         return f"no {name} worker can be started: {status.why_most}{_REMEDY[name]}"
     return f"{_PLACE[name]}{status.failed}" if status.failed is not None else ""

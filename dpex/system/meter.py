@@ -395,9 +395,9 @@ class MachineMeter:
         used = cpu_used(pids)
         if used is None:
             return
-        seconds = now - self._others_at
-        is_known = self._used is not None and not self._pids - pids  # the CPU time of workers that ended is unknown
-        if self._used is not None and is_known and self._within_s >= WITHIN * seconds:
-            self._others_s = min(self.cpus * seconds, others_s(used, self._used, self._parts))
+        seconds, before = now - self._others_at, self._used
+        has_all = not self._pids - pids  # the CPU time of workers that ended is unknown
+        if before is not None and has_all and self._within_s >= WITHIN * seconds:
+            self._others_s = min(self.cpus * seconds, others_s(used, before, self._parts))
             self._others_over_s = seconds
         self._used, self._pids, self._others_at, self._within_s = used, pids, now, 0.0

@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.config import AutotuneConfig, most_waiting
 from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
 from dpex.autotune.law import wording
 from dpex.autotune.law.evidence import Cusum, SettingStats, WorkEstimate
@@ -254,7 +254,7 @@ class Law:
         """Return the limits, including `AutotuneConfig.max_waiting`, or one worker per CPU if that is more."""
         assert self.model is not None
         hard = self.model.limits
-        most = max(self.config.max_waiting, int(self.model.cpus), hard.least_local)
+        most = max(most_waiting(self.config, self.model.cpus), hard.least_local)
         return replace(hard, local=min(hard.local, most))
 
     def _widen(self, window: Reading) -> Decision | None:

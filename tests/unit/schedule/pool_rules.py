@@ -5,7 +5,7 @@ from fake_pool import FakePool
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dpex.schedule.failures import CRASHES_IN_A_ROW
+from dpex.schedule.placement import CRASHES_IN_A_ROW
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -19,9 +19,8 @@ from dpex.schedule.events import (
     WorkerGone,
     WorkerUp,
 )
-from dpex.schedule.failures import CRASHES_IN_A_ROW
 from dpex.schedule.logical_workers import CROWD_AFTER_S
-from dpex.schedule.placement import Place
+from dpex.schedule.placement import CRASHES_IN_A_ROW, Place
 from dpex.schedule.prefetch import PrefetchRules
 from dpex.schedule.progress import START
 
